@@ -1,0 +1,81 @@
+"""Linear layers, alone or fused from several checkpoint matrices that read the same input."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from soloist.ops.linear import PackedWeight, Weight, can_pack, linear, pack
+
+
+def parameter(*shape: int, dtype: torch.dtype) -> nn.Parameter:
+    """An uninitialised inference parameter on the default device; the loader fills it."""
+    return nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
+
+
+class Slotted(nn.Module):
+    """A module that a checkpoint fills slot by slot: `slots()` names the views to copy into."""
+
+    def slots(self) -> dict[str, torch.Tensor]:
+        raise NotImplementedError(type(self).__name__)
+
+
+class Vector(Slotted):
+    """One parameter tensor of any shape, in slot `weight`."""
+
+    def __init__(self, *shape: int, dtype: torch.dtype):
+        super().__init__()
+        self.weight = parameter(*shape, dtype=dtype)
+
+    def slots(self) -> dict[str, torch.Tensor]:
+        return {"weight": self.weight}
+
+
+class Linear(Slotted):
+    """y = x W^T (+ b) for matrices stacked along the output: slots `<part>` and `<part>.bias`."""
+
+    def __init__(self, in_features: int, parts: Mapping[str, int], dtype: torch.dtype, bias: bool = False):
+        super().__init__()
+        self.parts = dict(parts)
+        out_features = sum(parts.values())
+        self.weight: nn.Parameter | None = parameter(out_features, in_features, dtype=dtype)
+        self.bias = parameter(out_features, dtype=dtype) if bias else None
+        self._operand: Weight | None = None
+
+    def slots(self) -> dict[str, torch.Tensor]:
+        assert self.weight is not None, "packed weights cannot be filled"
+        found: dict[str, torch.Tensor] = {}
+        first = 0
+        for part, size in self.parts.items():
+            found[part] = self.weight[first : first + size]
+            if self.bias is not None:
+                found[f"{part}.bias"] = self.bias[first : first + size]
+            first += size
+        return found
+
+    def prepare(self) -> None:
+        """Pack the weight for this machine's matrix kernel and free the plain one. Call after loading."""
+        if self.weight is not None and can_pack(self.weight):
+            self._operand = pack(self.weight.data)
+            self.weight = None
+
+    @property
+    def operand(self) -> Weight:
+        """What `ops.linear` multiplies with."""
+        if self._operand is not None:
+            return self._operand
+        assert self.weight is not None
+        return self.weight
+
+    @property
+    def packed(self) -> bool:
+        return isinstance(self._operand, PackedWeight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return linear(x, self.operand, self.bias)
+
+    def split(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The outputs of the parts: [T, size] each."""
+        return self(x).split(list(self.parts.values()), -1)

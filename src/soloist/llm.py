@@ -1,0 +1,294 @@
+"""The Python API: one model, one stream."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from soloist.config import EngineConfig, Plan, SamplingParams
+from soloist.errors import UserError
+from soloist.ops.accept import STOPPED
+from soloist.runtime.assemble import assemble
+from soloist.runtime.engine import FINISH, Request
+from soloist.runtime.runner import RoundResult, TokenLogprobs
+from soloist.text.stream import TextStream
+from soloist.text.tokenizer import Tokenizer, load_tokenizer
+from soloist.weights.checkpoint import open_checkpoint
+from soloist.weights.hub import resolve_model_path
+
+Prompt = str | Sequence[int] | Sequence[dict[str, Any]]
+"""Text, token ids, or chat messages (`{"role": ..., "content": ...}`), which the model's template renders."""
+
+
+@dataclass(frozen=True)
+class Timings:
+    """ttft_ms: from the call to the first token id on the host. decode_s: from there to the last token. tpot_ms:
+    decode_s a token after the first, None with one token. rounds: verify rounds. acceptance_length: tokens emitted
+    after the first, a round; truncated at the end of the request. accepted_histogram[k]: rounds that emitted k tokens.
+    drafted, verified: tokens proposed, and rows run through the model, prefill apart.
+    """
+
+    ttft_ms: float
+    tpot_ms: float | None
+    decode_s: float
+    rounds: int
+    acceptance_length: float | None
+    accepted_histogram: list[int]
+    drafted: int
+    verified: int
+
+
+@dataclass(frozen=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+@dataclass(frozen=True)
+class StreamEvent:
+    """What one round brought. The last event of a request has `finish_reason`, and carries the whole output."""
+
+    token_ids: list[int]
+    text: str
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: str | None = None
+    output: Output | None = None
+
+
+@dataclass(frozen=True)
+class Output:
+    """A finished request. `stop_reason`: the stop string or the id from stop_token_ids that ended it, otherwise None.
+    `text` is empty for a model without a tokenizer; it ends before a stop string, token_ids with the token completing it.
+    """
+
+    token_ids: list[int]
+    text: str
+    finish_reason: str
+    stop_reason: str | int | None
+    logprobs: list[TokenLogprobs] | None
+    usage: Usage
+    timings: Timings
+
+    def to_dict(self) -> dict[str, Any]:
+        """The keys of `--json`."""
+        return asdict(self)
+
+
+@dataclass
+class _Clock:
+    """Times and counts of a running request."""
+
+    begun: float = field(default_factory=time.perf_counter)
+    first: float = 0.0
+    last: float = 0.0
+    emitted: list[int] = field(default_factory=list)
+    verified: int = 0
+
+    def prefilled(self) -> None:
+        self.first = self.last = time.perf_counter()
+
+    def round(self, result: RoundResult, used: int) -> None:
+        self.last = time.perf_counter()
+        self.emitted.append(used)
+        self.verified += result.width
+
+    def timings(self) -> Timings:
+        rounds, after_first = len(self.emitted), sum(self.emitted)
+        decode = self.last - self.first
+        return Timings(
+            ttft_ms=(self.first - self.begun) * 1e3,
+            tpot_ms=decode * 1e3 / after_first if after_first else None,
+            decode_s=decode,
+            rounds=rounds,
+            acceptance_length=after_first / rounds if rounds else None,
+            accepted_histogram=[self.emitted.count(k) for k in range(max(self.emitted, default=0) + 1)],
+            drafted=self.verified - rounds,
+            verified=self.verified,
+        )
+
+
+class LLM:
+    """Loads a model and answers one request at a time; a second caller waits for the first.
+
+    Args: the fields of EngineConfig as keywords.   Raises: UserError for anything that cannot be had.
+    """
+
+    def __init__(self, model: str, *, progress: bool = False, **settings: Any):
+        unknown = set(settings) - set(EngineConfig.__dataclass_fields__)
+        if unknown:
+            known = ", ".join(EngineConfig.__dataclass_fields__)
+            raise UserError(f"unknown setting {', '.join(sorted(unknown))}; LLM takes {known}")
+        self.config = EngineConfig(model=str(model), **settings)
+        checkpoint = open_checkpoint(resolve_model_path(self.config.model))
+        try:
+            self.tokenizer: Tokenizer | None = load_tokenizer(checkpoint.tokenizer_source)
+            built = assemble(self.config, checkpoint, progress)
+        finally:
+            checkpoint.close()
+        self._engine, self.plan, self.model_config = built.engine, built.plan, built.model_config
+        self.eos_token_ids = checkpoint.eos_token_ids
+        self._slot = threading.Lock()
+        self._cancelled = threading.Event()
+        self._closed = False
+
+    plan: Plan
+
+    def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> Output:
+        """Answer a prompt; returns when the request is finished."""
+        for event in self.stream(prompt, params):
+            if event.output is not None:
+                return event.output
+        raise AssertionError("a stream ended without its output")
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StreamEvent]:
+        """Answer a prompt round by round. Closing the iterator cancels the request; `cancel()` does so from outside."""
+        params = params or SamplingParams()
+        ids = self.encode(prompt)
+        if params.stop and self.tokenizer is None:
+            raise UserError("stop strings need a tokenizer, and this model has none; use stop_token_ids")
+        request = Request(tuple(ids), self.eos_token_ids, params)
+        self._check_open()
+        self._engine.check(request)
+        return self._stream(request)
+
+    def _stream(self, request: Request) -> Iterator[StreamEvent]:
+        clock = _Clock()
+        with self._slot:
+            self._check_open()
+            self._cancelled.clear()
+            answer = _Answer(request, self.tokenizer, clock)
+            rounds = self._engine.run(request)
+            try:
+                for result in rounds:
+                    if self._cancelled.is_set():
+                        yield answer.cancel()
+                        return
+                    if result is None:
+                        continue
+                    event = answer.take(result)
+                    yield event
+                    if event.output is not None:
+                        return
+            finally:
+                rounds.close()  # type: ignore[attr-defined]
+
+    def cancel(self) -> None:
+        """End the running request after its current round, with finish_reason `cancelled`. Safe from other threads."""
+        self._cancelled.set()
+
+    def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """Teacher-forced logits after every token of a text: [T, V] fp32, on the CPU."""
+        self._check_open()
+        with self._slot:
+            return self._engine.logits(tuple(token_ids)).cpu()
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """The prompt's token ids. Raises: UserError for a prompt of no known kind, or text without a tokenizer."""
+        if isinstance(prompt, str):
+            return self._needs_tokenizer().encode(prompt)
+        items = list(prompt)
+        if items and all(isinstance(item, dict) for item in items):
+            tokenizer = self._needs_tokenizer()
+            return tokenizer.encode(tokenizer.render_chat(items), add_special=False)  # type: ignore[arg-type]
+        return items  # type: ignore[return-value]
+
+    def _needs_tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise UserError(f"{self.plan.model} has no tokenizer; give the prompt as token ids")
+        return self.tokenizer
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UserError("this LLM is closed; make a new one")
+
+    def close(self) -> None:
+        """Free the model. Waits for a running request; call `cancel()` first to end it."""
+        with self._slot:
+            self._closed = True
+            self.__dict__.pop("_engine", None)
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class _Answer:
+    """Collects the rounds of a request into text, and cuts them at a stop string."""
+
+    def __init__(self, request: Request, tokenizer: Tokenizer | None, clock: _Clock):
+        self.request, self.clock = request, clock
+        self.stream = None if tokenizer is None else TextStream(tokenizer, tuple(request.params.stop))
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] | None = None if request.params.logprobs is None else []
+        self.text: list[str] = []
+        self.started = False
+
+    def take(self, result: RoundResult) -> StreamEvent:
+        """Account for a round's tokens. The event has an output if the request is finished."""
+        stopped_by_id = result.done == STOPPED
+        shown = result.tokens[:-1] if stopped_by_id else result.tokens
+        text, used, stop = self._push(shown)
+        if stop is None:
+            used = len(result.tokens)
+        self._count(result, used)
+        tokens = result.tokens[:used]
+        self.token_ids += tokens
+        logprobs = None if result.logprobs is None else result.logprobs[:used]
+        if self.logprobs is not None and logprobs is not None:
+            self.logprobs += logprobs
+        if stop is not None:
+            return self._finish(tokens, text, logprobs, "stop", stop)
+        if result.running:
+            self.text.append(text)
+            return StreamEvent(tokens, text, logprobs)
+        text += self.stream.flush() if self.stream else ""
+        reason: int | None = tokens[-1] if stopped_by_id and tokens[-1] in self.request.params.stop_token_ids else None
+        return self._finish(tokens, text, logprobs, FINISH[result.done], reason)
+
+    def cancel(self) -> StreamEvent:
+        text = self.stream.flush() if self.stream else ""
+        if not self.started:
+            self.clock.prefilled()
+        return self._finish([], text, None, "cancelled", None)
+
+    def _push(self, tokens: list[int]) -> tuple[str, int, str | None]:
+        if self.stream is None:
+            return "", len(tokens), None
+        event = self.stream.push(tokens)
+        return event.text, event.num_tokens_used, event.stop
+
+    def _count(self, result: RoundResult, used: int) -> None:
+        if self.started:
+            self.clock.round(result, used)
+        else:
+            self.clock.prefilled()
+        self.started = True
+
+    def _finish(
+        self,
+        tokens: list[int],
+        text: str,
+        logprobs: list[TokenLogprobs] | None,
+        finish_reason: str,
+        stop_reason: str | int | None,
+    ) -> StreamEvent:
+        self.text.append(text)
+        prompt, completion = len(self.request.prompt), len(self.token_ids)
+        output = Output(
+            token_ids=self.token_ids,
+            text="".join(self.text),
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+            logprobs=self.logprobs,
+            usage=Usage(prompt, completion, prompt + completion),
+            timings=self.clock.timings(),
+        )
+        return StreamEvent(tokens, text, logprobs, finish_reason, output)

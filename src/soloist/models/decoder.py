@@ -1,0 +1,129 @@
+"""The decoder: the only layer loop. Families differ in their configuration and names, not in code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from soloist.config import BlockConfig, KdaConfig, ModelConfig, RopeConfig
+from soloist.layers.feed_forward import build_feed_forward
+from soloist.layers.linear import Linear, Vector
+from soloist.layers.mixers import Cache, Rotation, build_mixer
+from soloist.layers.rotary import Rotary
+from soloist.ops.rms_norm import add_rms_norm, rms_norm
+from soloist.state.sequence import CacheSpec, Window
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a forward pass leaves for heads and drafters.
+
+    ids [T] and the window they were run in; hidden [T, D] after the final norm; taps: residual stream [T, D] after each
+    tapped layer, in ascending layer order.
+    """
+
+    ids: torch.Tensor
+    window: Window
+    hidden: torch.Tensor
+    taps: tuple[torch.Tensor, ...] = ()
+
+
+class DecoderLayer(nn.Module):
+    """Norm, mixer, norm, feed-forward; the residual sum is carried beside the last branch's output."""
+
+    def __init__(self, config: BlockConfig, hidden_size: int, eps: float, dtype: torch.dtype):
+        super().__init__()
+        self.eps = eps
+        self.rope = None if isinstance(config.mixer, KdaConfig) else config.mixer.rope
+        self.input_norm = Vector(hidden_size, dtype=dtype)
+        self.mixer = build_mixer(config.mixer, hidden_size, eps, dtype)
+        self.post_norm = Vector(hidden_size, dtype=dtype)
+        self.mlp = build_feed_forward(config.mlp, hidden_size, dtype)
+
+    def forward(
+        self,
+        branch: torch.Tensor | None,
+        residual: torch.Tensor,
+        window: Window,
+        caches: Sequence[Cache],
+        rotation: Rotation | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Args: residual stream [T, D] and the branch [T, D] still to be added to it.   Returns: (branch, residual)."""
+        if branch is None:
+            x = rms_norm(residual, self.input_norm.weight, self.eps)
+        else:
+            x, residual = add_rms_norm(branch, residual, self.input_norm.weight, self.eps)
+        branch = self.mixer(x, window, caches, rotation)
+        x, residual = add_rms_norm(branch, residual, self.post_norm.weight, self.eps)
+        return self.mlp(x), residual
+
+
+class MtpLayer(nn.Module):
+    """A next-token-prediction layer of the checkpoint (NEXTN): joins embedding and hidden state, then one block."""
+
+    def __init__(self, config: BlockConfig, hidden_size: int, eps: float, dtype: torch.dtype):
+        super().__init__()
+        self.embed_norm = Vector(hidden_size, dtype=dtype)
+        self.hidden_norm = Vector(hidden_size, dtype=dtype)
+        self.in_proj = Linear(2 * hidden_size, {"weight": hidden_size}, dtype)
+        self.layer = DecoderLayer(config, hidden_size, eps, dtype)
+        self.final_norm = Vector(hidden_size, dtype=dtype)
+
+
+class Decoder(nn.Module):
+    """Embedding, layers, final norm, head; and the checkpoint's MTP layers, kept for the NEXTN drafter."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device):
+        super().__init__()
+        self.config, self.dtype = config, dtype
+        c = config
+        with torch.device(device):
+            self.embed = Vector(c.vocab_size, c.hidden_size, dtype=dtype)
+            self.layers = nn.ModuleList(DecoderLayer(b, c.hidden_size, c.norm_eps, dtype) for b in c.blocks)
+            self.norm = Vector(c.hidden_size, dtype=dtype)
+            self.head = Linear(c.hidden_size, {"weight": c.vocab_size}, dtype)
+            if c.tied_head:
+                self.head.weight = self.embed.weight
+            self.mtp = nn.ModuleList(MtpLayer(b, c.hidden_size, c.norm_eps, dtype) for b in c.mtp_blocks)
+        self.rotaries: dict[RopeConfig, Rotary] = {
+            rope: Rotary(rope, device) for rope in {layer.rope for layer in self.layers} if rope is not None
+        }
+
+    def prepare(self) -> None:
+        """Bring the filled weights into the form the ops read. Call once, after loading."""
+        for module in self.modules():
+            if module is not self and hasattr(module, "prepare"):
+                module.prepare()
+
+    def cache_specs(self) -> list[CacheSpec]:
+        """Caches of all layers in order."""
+        return [spec for layer in self.layers for spec in layer.mixer.cache_specs()]
+
+    def forward(
+        self, ids: torch.Tensor, window: Window, caches: Sequence[Cache], taps: Sequence[int] = ()
+    ) -> Output:
+        """Run one window.
+
+        Args: ids [T] int64; caches as `cache_specs` lists them; taps: layers whose output stream is wanted, ascending.
+        Writes: the caches.
+        """
+        residual = self.embed.weight.index_select(0, ids)
+        rotations = {r: t.tables(window.positions, window.base_length) for r, t in self.rotaries.items()}
+        branch, tapped, first = None, [], 0
+        for i, layer in enumerate(self.layers):
+            count = len(layer.mixer.cache_specs())
+            rotation = None if layer.rope is None else rotations[layer.rope]
+            branch, residual = layer(branch, residual, window, caches[first : first + count], rotation)
+            first += count
+            if i in taps:
+                tapped.append(residual + branch)
+        assert branch is not None
+        hidden, _ = add_rms_norm(branch, residual, self.norm.weight, self.config.norm_eps)
+        return Output(ids, window, hidden, tuple(tapped))
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [T, D] after the final norm -> [T, V] fp32."""
+        return self.head(hidden).float()

@@ -1,0 +1,1 @@
+"""Running requests: the round, prefill, the runner that repeats the round, the engine that serves a request."""

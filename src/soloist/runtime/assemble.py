@@ -1,0 +1,113 @@
+"""From a configuration to a running engine: resolve what was left open, load the model, allocate the state."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+
+import torch
+
+from soloist.config import MAX_WINDOW, EngineConfig, ModelConfig, Plan, environment_threads
+from soloist.drafters.drafter import Drafter, NoDraft
+from soloist.errors import UserError
+from soloist.models.registry import load_decoder, read_config
+from soloist.runtime.engine import Engine
+from soloist.runtime.round import Parts
+from soloist.state.buffers import Buffers
+from soloist.state.pages import PAGE_SIZE
+from soloist.state.sequence import Sequence
+from soloist.weights.checkpoint import Checkpoint
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """An engine and the Plan it was built by."""
+
+    engine: Engine
+    plan: Plan
+    model_config: ModelConfig
+
+
+def assemble(config: EngineConfig, checkpoint: Checkpoint, progress: bool = False) -> Assembled:
+    """Build the engine. Raises: UserError for what the configuration or the checkpoint asks and cannot be had."""
+    model_config = read_config(checkpoint.config)
+    device = choose_device(config.device)
+    dtype = choose_dtype(config.dtype, model_config.dtype, device)
+    context = choose_context(config.context_length, model_config.max_positions)
+    threads = config.threads or environment_threads() or torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(threads)
+    decoder = load_decoder(checkpoint, model_config, dtype, device, progress)
+    drafter: Drafter = NoDraft()
+    sequence = Sequence(decoder.cache_specs(), context, MAX_WINDOW, device)
+    bufs = Buffers(model_config.vocab_size, context + MAX_WINDOW + 1, device)
+    parts = Parts(decoder, sequence, bufs, drafter)
+    engine = Engine(parts, model_config.vocab_size, config.prefill_chunk)
+    plan = Plan(
+        model=str(checkpoint.path),
+        architecture=model_config.architecture,
+        num_parameters=sum(info.numel for info in checkpoint.tensors.values()),
+        parameter_bytes=parameter_bytes(checkpoint, dtype),
+        device=str(device),
+        device_name=device_name(device),
+        dtype=str(dtype).removeprefix("torch."),
+        context_length=context,
+        prefill_chunk=config.prefill_chunk,
+        threads=threads,
+        drafter=drafter.name,
+        draft_width=drafter.width,
+        window=drafter.width + 1,
+        page_size=PAGE_SIZE,
+        state_bytes=sequence.state_bytes(),
+    )
+    return Assembled(engine, plan, model_config)
+
+
+def choose_device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    kind = name.split(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise UserError(f"device={name!r} is not one of auto, cpu, cuda, cuda:N")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"device={name!r}, but torch sees no CUDA GPU here (torch {torch.__version__}); use device=cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UserError(f"device={name!r} is not one of auto, cpu, cuda, cuda:N") from error
+    if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
+        raise UserError(f"device={name!r}, but there are {torch.cuda.device_count()} GPUs")
+    return device
+
+
+def choose_dtype(name: str, stored: str, device: torch.device) -> torch.dtype:
+    """auto: fp32 on the CPU, where it is exact against the references; the stored dtype on a GPU."""
+    if name == "auto":
+        name = stored if device.type == "cuda" and stored in DTYPES else "float32"
+    return DTYPES[name]
+
+
+def choose_context(wanted: int | None, most: int) -> int:
+    if wanted is not None and wanted > most:
+        raise UserError(f"context_length={wanted} is above the model's {most} positions; lower it")
+    return wanted or most
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        with open("/proc/cpuinfo") as file:
+            names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def parameter_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
+    """Bytes of the weights once converted to the compute dtype."""
+    return sum(info.numel for info in checkpoint.tensors.values()) * dtype.itemsize
+
+

@@ -1,0 +1,117 @@
+"""The engine serves one request after another: prefill, then rounds until the request is done."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from soloist.config import SamplingParams
+from soloist.errors import UserError
+from soloist.ops.accept import FULL, STOPPED
+from soloist.runtime.prefill import prefill, teacher_forced
+from soloist.runtime.round import Parts
+from soloist.runtime.runner import EagerRunner, RoundResult, Runner, to_host
+from soloist.runtime.sampler import Sampler
+
+
+@dataclass(frozen=True)
+class Request:
+    """Prompt ids, the ids that end the request beside params.stop_token_ids, and how to sample."""
+
+    prompt: tuple[int, ...]
+    eos_token_ids: tuple[int, ...]
+    params: SamplingParams
+
+
+FINISH = {STOPPED: "stop", FULL: "length"}
+
+
+class Engine:
+    """One sequence, one request at a time."""
+
+    def __init__(self, parts: Parts, vocab_size: int, prefill_chunk: int):
+        self.parts, self.vocab_size, self.prefill_chunk = parts, vocab_size, prefill_chunk
+        self.runner: Runner = EagerRunner(parts)
+        parts.drafter.bind(parts.model, parts.sequence, parts.bufs)
+
+    @property
+    def context_length(self) -> int:
+        return self.parts.sequence.context_length
+
+    def check(self, request: Request) -> int:
+        """Refuse what cannot run; returns how many tokens may be generated.
+
+        Raises: UserError for an empty or too long prompt, ids outside the vocabulary.
+        """
+        self._check_prompt(request.prompt, self.context_length - 1, "leave room for one token")
+        for name, ids in (("stop_token_ids", request.params.stop_token_ids), ("logit_bias", request.params.logit_bias)):
+            for token in ids or ():
+                self._check_id(token, name)
+        room = self.context_length - len(request.prompt)
+        wanted = request.params.max_tokens
+        return room if wanted is None else min(wanted, room)
+
+    def _check_prompt(self, prompt: tuple[int, ...], limit: int, reason: str) -> None:
+        if not prompt:
+            raise UserError("the prompt is empty; give at least one token")
+        if len(prompt) > limit:
+            raise UserError(
+                f"the prompt has {len(prompt)} tokens, the context holds {self.context_length}; {reason}: "
+                f"shorten it to {limit} or raise context_length"
+            )
+        for token in prompt:
+            self._check_id(token, "prompt")
+
+    def _check_id(self, token: int, where: str) -> None:
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.vocab_size:
+            raise UserError(f"{where} holds {token!r}; token ids are whole numbers from 0 to {self.vocab_size - 1}")
+
+    @torch.inference_mode()
+    def run(self, request: Request) -> Iterator[RoundResult | None]:
+        """Serve a request: first the prefill's token, then one result a round. None = a prefill chunk has passed.
+
+        Closing the iterator ends the request. The last result has `done` set.
+        """
+        budget = self.check(request)
+        params, parts = request.params, self.parts
+        prompt = self._tensor(request.prompt)
+        eos = () if params.ignore_eos else request.eos_token_ids
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        parts.sequence.reset(len(request.prompt))
+        parts.bufs.start(prompt, budget, tuple(eos) + tuple(params.stop_token_ids), seed)
+        parts.drafter.reset()
+        self.runner.drop()
+        sampler = Sampler(params, parts.bufs)
+        result: RoundResult | None = None
+        for output in prefill(parts, sampler, prompt, self.prefill_chunk):
+            result = None if output is None else to_host(output)
+            yield result
+        assert result is not None
+        yield from self._rounds(sampler, len(request.prompt), result.running)
+
+    def _rounds(self, sampler: Sampler, committed: int, running: bool) -> Iterator[RoundResult]:
+        """Launch ahead as far as the runner allows, read the oldest, until one is done."""
+        width, in_flight = self.parts.drafter.width + 1, 0
+        while running:
+            while in_flight <= self.runner.lookahead:
+                in_flight += 1
+                limit = self.context_length + self.parts.sequence.max_window
+                self.runner.launch(sampler, min(committed + in_flight * width, limit))
+            result = self.runner.read()
+            in_flight -= 1
+            committed += len(result.tokens)
+            running = result.running
+            yield result
+
+    @torch.inference_mode()
+    def logits(self, ids: tuple[int, ...]) -> torch.Tensor:
+        """Teacher-forced logits [T, V] fp32, on the device."""
+        self._check_prompt(ids, self.context_length, "it must fit")
+        self.parts.sequence.reset(len(ids))
+        return teacher_forced(self.parts, self._tensor(ids), self.prefill_chunk)
+
+    def _tensor(self, ids: tuple[int, ...]) -> torch.Tensor:
+        return torch.tensor(ids, dtype=torch.int64, device=self.parts.bufs.anchor.device)

@@ -1,0 +1,89 @@
+"""Runners repeat the round. A runner launches rounds and hands their results to the host, in order.
+
+`lookahead` says how many rounds may be launched before the oldest is read: 0 where the host computes the round itself,
+1 where a device runs it meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+from soloist.ops.accept import RUNNING
+from soloist.runtime.round import Parts, RoundOutput, decode_round
+from soloist.runtime.sampler import Sampler
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Natural logarithms of the model's probabilities at one token: its own, and the best alternatives' by id."""
+
+    token_id: int
+    logprob: float
+    top: dict[int, float]
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """A round on the host. tokens: what was emitted, in order; width: rows that were verified; done: see ops/accept."""
+
+    tokens: list[int]
+    logprobs: list[TokenLogprobs] | None
+    width: int
+    done: int
+
+    @property
+    def running(self) -> bool:
+        return self.done == RUNNING
+
+
+class Runner(Protocol):
+    lookahead: int
+
+    def launch(self, sampler: Sampler, bound: int) -> None:
+        """Start the next round; `bound` as in `decode_round`."""
+        ...
+
+    def read(self) -> RoundResult:
+        """The oldest round launched and not yet read; waits for it."""
+        ...
+
+    def drop(self) -> None:
+        """Forget the rounds that were not read."""
+        ...
+
+
+class EagerRunner:
+    """Runs the round as it is written, op by op."""
+
+    lookahead = 0
+
+    def __init__(self, parts: Parts):
+        self.parts = parts
+        self._results: deque[RoundResult] = deque()
+
+    def launch(self, sampler: Sampler, bound: int) -> None:
+        self._results.append(to_host(decode_round(self.parts, sampler, bound)))
+
+    def read(self) -> RoundResult:
+        return self._results.popleft()
+
+    def drop(self) -> None:
+        self._results.clear()
+
+
+def to_host(output: RoundOutput) -> RoundResult:
+    """Copy a round's result to the host. Waits for the device."""
+    picks, n_host = output.picks, int(output.n)
+    tokens = picks.tokens[:n_host].tolist()
+    logprobs = None
+    if picks.logprobs is not None:
+        assert picks.top_tokens is not None and picks.top_logprobs is not None
+        rows = zip(
+            tokens, picks.logprobs.tolist(), picks.top_tokens.tolist(), picks.top_logprobs.tolist(), strict=False
+        )
+        logprobs = [
+            TokenLogprobs(token, own, dict(zip(ids, values, strict=True))) for token, own, ids, values in rows
+        ]
+    return RoundResult(tokens, logprobs, picks.tokens.shape[0], int(output.done))

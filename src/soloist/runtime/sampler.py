@@ -1,0 +1,84 @@
+"""How a request turns logits into tokens: the processors it asked for, in a fixed order, on every row of a window."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from soloist.config import SamplingParams
+from soloist.ops.noise import gumbel
+from soloist.ops.penalise import penalise
+from soloist.ops.truncate import truncate
+from soloist.state.buffers import Buffers
+
+
+@dataclass(frozen=True)
+class Picks:
+    """tokens [T]; with logprobs also the picked tokens' [T], and the best alternatives' ids and values [T, L], fp32."""
+
+    tokens: torch.Tensor
+    logprobs: torch.Tensor | None = None
+    top_tokens: torch.Tensor | None = None
+    top_logprobs: torch.Tensor | None = None
+
+
+class Sampler:
+    """The processors of one request. Which of them run is fixed per request; their values lie on the device."""
+
+    def __init__(self, params: SamplingParams, bufs: Buffers):
+        self.params, self.bufs = params, bufs
+        device = bufs.anchor.device
+
+        def scalar(value: float) -> torch.Tensor:
+            return torch.tensor([value], dtype=torch.float32, device=device)
+
+        p = params
+        self.temperature = scalar(p.temperature)
+        self.top_k = torch.tensor([p.top_k], device=device)
+        self.top_p, self.min_p = scalar(p.top_p), scalar(p.min_p)
+        self.penalties = scalar(p.presence_penalty), scalar(p.frequency_penalty), scalar(p.repetition_penalty)
+        self.bias: torch.Tensor | None = None
+        if p.logit_bias:
+            self.bias = torch.zeros_like(bufs.counts, dtype=torch.float32)
+            self.bias[torch.tensor(list(p.logit_bias), device=device)] = torch.tensor(
+                list(p.logit_bias.values()), device=device
+            )
+
+    def __call__(self, logits: torch.Tensor, window: torch.Tensor, positions: torch.Tensor) -> Picks:
+        """Pick one token a row.
+
+        Args: logits [T, V] fp32; window [T], the tokens of the rows; positions [T], the rows' places. Row j picks for
+            place positions[j] + 1, given the tokens window[1 .. j] before it.
+        """
+        tokens = self._pick(self._process(logits, window), positions)
+        if self.params.logprobs is None:
+            return Picks(tokens)
+        own = torch.log_softmax(logits, -1)
+        best = own.sort(dim=-1, descending=True, stable=True)
+        count = self.params.logprobs
+        return Picks(
+            tokens, own.gather(1, tokens[:, None])[:, 0], best.indices[:, :count], best.values[:, :count]
+        )
+
+    def _process(self, logits: torch.Tensor, window: torch.Tensor) -> torch.Tensor:
+        p, bufs = self.params, self.bufs
+        if self.bias is not None:
+            logits = logits + self.bias
+        if p.penalised:
+            logits = penalise(logits, window, bufs.counts, bufs.in_prompt, *self.penalties)
+        if p.min_tokens:
+            index = bufs.emitted + torch.arange(logits.shape[0], device=logits.device)
+            early = (index < p.min_tokens)[:, None] & bufs.is_stop
+            logits = logits.masked_fill(early, float("-inf"))
+        return logits
+
+    def _pick(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """argmax gives ties to the lower token."""
+        p = self.params
+        if p.greedy:
+            return logits.argmax(-1)
+        logits = (logits - logits.amax(-1, keepdim=True)) / self.temperature
+        if p.top_k > 0 or p.top_p < 1 or p.min_p > 0:
+            logits = truncate(logits, self.top_k, self.top_p, self.min_p)
+        return (logits + gumbel(positions + 1, self.bufs.seed, logits.shape[-1])).argmax(-1)

@@ -1,0 +1,54 @@
+"""The request's tensors: what rounds read and write besides caches. All on the device; the host fills them between
+requests and never reads them in a round.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from soloist.ops.accept import RUNNING
+
+
+class Buffers:
+    """anchor [1]: the last emitted token, which the model has not consumed yet. emitted [1]: tokens emitted so far.
+    budget [1]: tokens still allowed. done [1]: see ops/accept. is_stop [V] bool: tokens that end the request.
+    history [capacity]: token of every position, valid up to and including the anchor's. counts [V]: how often each
+    token was emitted. in_prompt [V] bool. seed [1].
+    """
+
+    def __init__(self, vocab_size: int, capacity: int, device: torch.device):
+        def whole(size: int) -> torch.Tensor:
+            return torch.zeros(size, dtype=torch.int64, device=device)
+
+        self.anchor, self.emitted, self.budget, self.done, self.seed = (whole(1) for _ in range(5))
+        self.history, self.counts = whole(capacity), whole(vocab_size)
+        self.is_stop = torch.zeros(vocab_size, dtype=torch.bool, device=device)
+        self.in_prompt = torch.zeros(vocab_size, dtype=torch.bool, device=device)
+
+    def start(self, prompt: torch.Tensor, budget: int, stop_ids: tuple[int, ...], seed: int) -> None:
+        """Prepare for a request with prompt ids [S] on the device."""
+        self.emitted.zero_()
+        self.counts.zero_()
+        self.budget.fill_(budget)
+        self.done.fill_(RUNNING)
+        self.seed.fill_(seed)
+        self.history[: prompt.shape[0]] = prompt
+        self.is_stop.zero_()
+        self.in_prompt.zero_()
+        self.in_prompt[prompt] = True
+        if stop_ids:
+            self.is_stop[torch.tensor(stop_ids, device=self.is_stop.device)] = True
+
+    def append(self, picks: torch.Tensor, n: torch.Tensor, done: torch.Tensor, positions: torch.Tensor) -> None:
+        """Emit the first n [1] of picks [T]; the last of them becomes the anchor. n = 0 changes nothing.
+
+        positions [T]: places of the window's rows; pick j takes the place after row j.
+        """
+        rows = torch.arange(picks.shape[0], device=picks.device)
+        self.history.index_copy_(0, positions + 1, picks)
+        self.counts.scatter_add_(0, picks, (rows < n).long())
+        last = picks.gather(0, (n - 1).clamp_min(0))
+        torch.where(n > 0, last, self.anchor, out=self.anchor)
+        self.emitted += n
+        self.budget -= n
+        self.done.copy_(done)

@@ -1,0 +1,1 @@
+"""Checkpoints: reading folders and GGUF files, and filling a model from them."""
