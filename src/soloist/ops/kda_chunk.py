@@ -38,14 +38,15 @@ def kda_chunk(
         return x.view(-1, CHUNK, *x.shape[1:]).transpose(1, 2).contiguous()
 
     q, k, v, g, beta = chunks(q), chunks(k), chunks(v), chunks(g), chunks(beta)[..., None]
-    G = g.cumsum(-2)  # inclusive log decay inside the chunk
+    G = g.double().cumsum(-2)  # inclusive log decay in the chunk: differences of sums near -320 need more than fp32
     attention, overlap = _decayed_products(q, k, G)
     overlap = beta * overlap.tril(-1)
-    right = torch.cat((beta * v, beta * k * G.exp()), -1)
+    decay = G.exp().float()
+    right = torch.cat((beta * v, beta * k * decay), -1)
     solved = torch.linalg.solve_triangular(overlap, right, upper=False, unitriangular=True)
     U, W = solved.split((v.shape[-1], Dk), -1)
     last = G[:, :, -1:]
-    read, write, keep = q * G.exp(), k * (last - G).exp(), last.exp().transpose(-1, -2)
+    read, write, keep = q * decay, k * (last - G).exp().float(), decay[:, :, -1:].transpose(-1, -2)
     state = states.index_select(0, live)[0]
     outputs = []
     for n in range(q.shape[0]):
@@ -67,8 +68,8 @@ def _decayed_products(q: torch.Tensor, k: torch.Tensor, G: torch.Tensor) -> tupl
     for first in range(0, CHUNK, BLOCK):
         end = first + BLOCK
         reference = G[:, :, first : first + 1]
-        row_decay = (G[:, :, first:end] - reference).exp()
-        columns = (k[:, :, :end] * (reference - G[:, :, :end]).exp()).transpose(-1, -2)
+        row_decay = (G[:, :, first:end] - reference).float().exp()
+        columns = (k[:, :, :end] * (reference - G[:, :, :end]).float().exp()).transpose(-1, -2)
         attention[:, :, first:end, :end] = (q[:, :, first:end] * row_decay) @ columns
         overlap[:, :, first:end, :end] = (k[:, :, first:end] * row_decay) @ columns
     return attention.tril(), overlap

@@ -34,7 +34,7 @@ def fill(model: nn.Module, names: Names, checkpoint: Checkpoint, progress: bool 
 
     Raises: UserError naming missing, unexpected, misshapen and non-finite tensors, before anything else is read.
     """
-    slots = _slots(model)
+    slots = model_slots(model)
     unfilled = set(slots) - set(names.destinations.values())
     assert not unfilled, f"no rule fills {sorted(unfilled)[:5]}"
     _check_names(names, checkpoint)
@@ -47,7 +47,8 @@ def fill(model: nn.Module, names: Names, checkpoint: Checkpoint, progress: bool 
         slots[names.destinations[name]].copy_(tensor)
 
 
-def _slots(model: nn.Module) -> dict[str, torch.Tensor]:
+def model_slots(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Every slot of a model that has not been prepared yet: `module path:slot` -> view to copy into."""
     found: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
     for path, module in model.named_modules():

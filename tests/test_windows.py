@@ -1,0 +1,140 @@
+"""Laws of the window: same bits at every width, any chunking of the prompt, and state by commit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from soloist.state.sequence import Sequence, Snapshot
+from tests import models
+
+KINDS = list(models.CONFIGS)
+PROMPT, TOTAL = 37, 120
+
+
+@pytest.fixture(autouse=True)
+def no_grad() -> object:
+    with torch.inference_mode():
+        yield
+
+
+def one_by_one(kind: str, dtype: torch.dtype, text: torch.Tensor) -> torch.Tensor:
+    model, state = models.decoder(kind, dtype), models.sequence(kind, dtype)
+    models.feed_prompt(model, state, text[:PROMPT])
+    return torch.cat([models.feed_window(model, state, text[j : j + 1], 1) for j in range(PROMPT, len(text))])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_window_of_T_rows_has_the_bits_of_T_windows_of_one_row(kind: str, dtype: torch.dtype) -> None:
+    text = models.ids(TOTAL)
+    expected = one_by_one(kind, dtype, text)
+    model = models.decoder(kind, dtype)
+    for T in range(1, 17):
+        state = models.sequence(kind, dtype)
+        models.feed_prompt(model, state, text[:PROMPT])
+        for first in range(PROMPT, TOTAL - T, T):
+            rows = models.feed_window(model, state, text[first : first + T], T)
+            assert torch.equal(rows, expected[first - PROMPT : first - PROMPT + T]), (T, first)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_do_not_depend_on_how_the_prompt_is_cut(kind: str) -> None:
+    text, model = models.ids(150), models.decoder(kind)
+    whole = models.sequence(kind)
+    whole.base_length.fill_(150)  # the dynamic rope looks at the prompt's length
+    expected = models.feed_prompt(model, whole, text)
+    for chunk in (1, 7, 64, 149):
+        state = models.sequence(kind)
+        state.base_length.fill_(150)
+        found = models.feed_prompt(model, state, text, chunk)
+        assert (found - expected).norm() / expected.norm() <= 1e-5
+
+
+def canonical(state: Sequence) -> Snapshot:
+    return state.snapshot()
+
+
+def assert_same_state(a: Sequence, b: Sequence) -> None:
+    """Bit-equal committed state: cached positions, last conv inputs, live matrices."""
+    x, y = canonical(a), canonical(b)
+    assert x.length == y.length
+    for left, right in zip((*x.histories, *x.matrices), (*y.histories, *y.matrices), strict=True):
+        assert torch.equal(left, right)
+    for p, q in zip(a.caches, b.caches, strict=True):
+        if isinstance(p, torch.Tensor) and isinstance(q, torch.Tensor):
+            left, right = p[list(x.pages)].flatten(0, 1), q[list(y.pages)].flatten(0, 1)
+            assert torch.equal(left[: x.length], right[: y.length])
+    a.release(x)
+    b.release(y)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_commit_of_any_n_leaves_the_state_of_plain_decoding(kind: str) -> None:
+    text, model = models.ids(80), models.decoder(kind)
+    for T in (1, 2, 5, 16):
+        for n in range(1, T + 1):
+            plain, state = models.sequence(kind), models.sequence(kind)
+            for each in (plain, state):
+                models.feed_prompt(model, each, text[:PROMPT])
+            drafted = text[PROMPT : PROMPT + T].clone()
+            drafted[n:] = (drafted[n:] + 1) % 101  # rejected tokens were other ones
+            models.feed_window(model, state, drafted, n)
+            for j in range(n):
+                models.feed_window(model, plain, text[PROMPT + j : PROMPT + j + 1], 1)
+            assert_same_state(plain, state)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_commit_of_nothing_changes_nothing(kind: str) -> None:
+    text, model = models.ids(80), models.decoder(kind)
+    plain, state = models.sequence(kind), models.sequence(kind)
+    for each in (plain, state):
+        models.feed_prompt(model, each, text[:PROMPT])
+        models.feed_window(model, each, text[PROMPT : PROMPT + 4], 3)
+    models.feed_window(model, state, text[50:66], 0)
+    assert_same_state(plain, state)
+
+
+@pytest.mark.parametrize("kind", ["ling-flash", "llama"])
+def test_negative_control_a_commit_that_keeps_one_row_too_many_is_caught(kind: str) -> None:
+    text, model = models.ids(80), models.decoder(kind)
+    plain, state = models.sequence(kind), models.sequence(kind)
+    for each in (plain, state):
+        models.feed_prompt(model, each, text[:PROMPT])
+    models.feed_window(model, plain, text[PROMPT : PROMPT + 5], 3)
+    models.feed_window(model, state, text[PROMPT : PROMPT + 5], 4)
+    with pytest.raises(AssertionError):
+        assert_same_state(plain, state)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_restore_continues_exactly_where_the_snapshot_was_taken(kind: str) -> None:
+    text, model = models.ids(200), models.decoder(kind)
+    state = models.sequence(kind)
+    models.feed_prompt(model, state, text[:130])  # into the second page
+    taken = state.snapshot()
+    expected = models.feed_window(model, state, text[130:140], 10)
+    models.feed_window(model, state, text[:7], 7)  # overwrites what the snapshot shares, if it shared too much
+    for _ in range(2):
+        state.restore(taken)
+        assert int(state.length) == 130
+        assert torch.equal(models.feed_window(model, state, text[130:140], 10), expected)
+    state.release(taken)
+    state.reset(0)
+    assert state.pages.num_free == len(state.pages.table)
+
+
+@pytest.mark.parametrize("kind", ["ling-flash", "llama"])
+def test_stale_rows_beyond_the_length_are_never_read(kind: str) -> None:
+    text, model = models.ids(80), models.decoder(kind)
+    plain, state = models.sequence(kind), models.sequence(kind)
+    for each in (plain, state):
+        models.feed_prompt(model, each, text[:PROMPT])
+    for cache in state.caches:
+        if isinstance(cache, torch.Tensor):
+            cache.flatten(0, 1)[PROMPT:] = 1e4
+        else:
+            cache.states[1:] = float("nan")
+    rows = [models.feed_window(model, each, text[PROMPT : PROMPT + 6], 6) for each in (plain, state)]
+    assert torch.equal(*rows)
