@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from soloist.ops.paged_attention import gather
 from soloist.state.sequence import Sequence, Snapshot
 from tests import models
 
@@ -63,8 +64,8 @@ def assert_same_state(a: Sequence, b: Sequence) -> None:
         assert torch.equal(left, right)
     for p, q in zip(a.caches, b.caches, strict=True):
         if isinstance(p, torch.Tensor) and isinstance(q, torch.Tensor):
-            left, right = p[list(x.pages)].flatten(0, 1), q[list(y.pages)].flatten(0, 1)
-            assert torch.equal(left[: x.length], right[: y.length])
+            left, right = (gather(c, torch.tensor(s.pages), s.length) for c, s in ((p, x), (q, y)))
+            assert torch.equal(left, right)
     a.release(x)
     b.release(y)
 
@@ -133,7 +134,8 @@ def test_stale_rows_beyond_the_length_are_never_read(kind: str) -> None:
         models.feed_prompt(model, each, text[:PROMPT])
     for cache in state.caches:
         if isinstance(cache, torch.Tensor):
-            cache.flatten(0, 1)[PROMPT:] = 1e4
+            cache[0, :, PROMPT:] = 1e4
+            cache[1:] = 1e4
         else:
             cache.states[1:] = float("nan")
     rows = [models.feed_window(model, each, text[PROMPT : PROMPT + 6], 6) for each in (plain, state)]

@@ -46,7 +46,7 @@ class GqaLayer(torch.nn.Module):
             self.k_norm = Vector(c.head_dim, dtype=dtype)
 
     def cache_specs(self) -> list[CacheSpec]:
-        spec = PagedSpec((self.config.num_kv_heads, self.config.head_dim), self.dtype)
+        spec = PagedSpec(self.config.num_kv_heads, self.config.head_dim, self.dtype)
         return [spec, spec]
 
     def forward(
@@ -81,7 +81,7 @@ class MlaLayer(torch.nn.Module):
         self.out = Linear(H * c.v_dim, {"weight": hidden_size}, dtype)
 
     def cache_specs(self) -> list[CacheSpec]:
-        return [PagedSpec((self.config.kv_lora_rank + self.config.rope.dim,), self.dtype)]
+        return [PagedSpec(1, self.config.kv_lora_rank + self.config.rope.dim, self.dtype)]
 
     def forward(
         self, x: torch.Tensor, window: Window, caches: Sequence[Cache], rotation: Rotation | None

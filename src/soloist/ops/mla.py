@@ -12,7 +12,7 @@ import torch
 from soloist.ops.elementwise import sigmoid
 from soloist.ops.gqa import Place
 from soloist.ops.linear import grouped_linear
-from soloist.ops.paged_attention import in_order, paged_attention, prefill_attention
+from soloist.ops.paged_attention import gather, paged_attention, prefill_attention
 from soloist.ops.rms_norm import rms_norm
 from soloist.ops.rope import rope
 
@@ -30,8 +30,8 @@ def mla(
     scale: float,
 ) -> torch.Tensor:
     """Args: q [T, H, N + Dr]; kv [T, R + Dr]; gate [T, H] before its sigmoid; kv_norm = (weight [R], eps);
-        up = (key [H, R, N], value [H, Dv, R]); rotation = cos, sin [T, Dr/2]; latents [pages, P, R + Dr].
-    Writes: latents at place.slots.   Returns: [T, H * Dv].
+        up = (key [H, R, N], value [H, Dv, R]); rotation = cos, sin [T, Dr/2]; latents [pages, 1, P, R + Dr].
+    Writes: latents at the window's place.   Returns: [T, H * Dv].
     """
     T = q.shape[0]
     up_key, up_value = up
@@ -39,14 +39,12 @@ def mla(
     weight, eps = kv_norm
     key_rope = rope(kv[:, None, R:], *rotation, interleaved)[:, 0]
     entry = torch.cat((rms_norm(kv[:, :R], weight, eps), key_rope), -1)
-    latents.view(-1, latents.shape[-1]).index_copy_(0, place.slots, entry)
+    latents[place.page, 0, place.offset] = entry
     q_rope = rope(q[..., N:], *rotation, interleaved)
     if place.start_host is None:
         q_latent = grouped_linear(q[..., :N], up_key)  # [T, H, R]
-        cache = latents[:, :, None]
-        context = paged_attention(
-            torch.cat((q_latent, q_rope), -1), cache, cache[..., :R], place.table, place.start, scale
-        )
+        q_all = torch.cat((q_latent, q_rope), -1)
+        context = paged_attention(q_all, latents, latents[..., :R], place.table, place.start, scale)
         out = grouped_linear(context, up_value)  # [T, H, Dv]
     else:
         out = _expanded(torch.cat((q[..., :N], q_rope), -1), latents, up, place, scale)
@@ -61,8 +59,8 @@ def _expanded(
     assert place.start_host is not None
     up_key, up_value = up
     R = up_key.shape[1]
-    context = in_order(latents, place.table).flatten(0, 1)[: place.start_host + q.shape[0]]
-    keys = torch.einsum("sr,hrn->shn", context[:, :R], up_key)
-    shared = context[:, None, R:].expand(-1, keys.shape[1], -1)
-    values = torch.einsum("sr,hvr->shv", context[:, :R], up_value)
+    context = gather(latents, place.table, place.start_host + q.shape[0])[0]
+    keys = torch.einsum("sr,hrn->hsn", context[:, :R], up_key)
+    shared = context[None, :, R:].expand(keys.shape[0], -1, -1)
+    values = torch.einsum("sr,hvr->hsv", context[:, :R], up_value)
     return prefill_attention(q, torch.cat((keys, shared), -1), values, place.start_host, scale)

@@ -9,17 +9,18 @@ import torch
 import torch.nn.functional as F
 
 from soloist.ops.cases import case, randn
+from soloist.ops.linear import at_least_two
 from soloist.ops.op import Case, op
 
 
 def in_order(cache: torch.Tensor, table: torch.Tensor | None) -> torch.Tensor:
-    """Pages [n, P, ...] of a cache in context order; `table` None means that they lie in order."""
+    """Pages [n, G, P, ...] of a cache in context order; `table` None means that they lie in order."""
     return cache if table is None else cache.index_select(0, table)
 
 
 def _case(T: int, H: int, G: int, D: int, Dv: int, start: int, pages: int) -> Case:
     def draw(g: torch.Generator) -> dict[str, object]:
-        keys, values = randn(g, pages, 32, G, D), randn(g, pages, 32, G, Dv)
+        keys, values = randn(g, pages, G, 32, D), randn(g, pages, G, 32, Dv)
         table = torch.randperm(pages, generator=g)
         return {"q": randn(g, T, H, D), "keys": keys, "values": values, "table": table,
                 "start": torch.tensor([start]), "scale": D**-0.5}  # fmt: skip
@@ -41,36 +42,38 @@ def paged_attention(
     The softmax sum and the sum over values run page after page from the first, so that neither pages beyond the
     context nor other rows change a row's bits. Everything cached must be finite, stale rows included.
 
-    Args: q [T, H, Dk]; keys [pages, P, G, Dk]; values [pages, P, G, Dv]; table [n] page ids in context order or None
+    Args: q [T, H, Dk]; keys [pages, G, P, Dk]; values [pages, G, P, Dv]; table [n] page ids in context order or None
         if the pages given are the context in order; start [1], on the device.   Returns: [T, H, Dv] in q's dtype.
     """
     T, H, Dk = q.shape
     keys, values = in_order(keys, table), in_order(values, table)
-    pages, P, G, Dv = values.shape
-    group = H // G
-    columns = q.float().view(T, G, group, Dk).permute(1, 3, 0, 2).reshape(G, Dk, T * group)
-    if T * group == 1:
-        columns = torch.cat((columns, columns), -1)
-    scores = torch.bmm(keys.float().reshape(pages * P, G, Dk).transpose(0, 1), columns)  # [G, S, T * group]
-    scores = scores.transpose(1, 2).contiguous().mul_(scale)
-    last_seen = (start + torch.arange(T, device=q.device)).repeat_interleave(group)
-    if T * group == 1:
-        last_seen = last_seen.repeat(2)
-    hidden = torch.arange(pages * P, device=q.device) > last_seen[:, None]
-    scores.masked_fill_(hidden, float("-inf"))
-    weights = scores.sub_(scores.amax(-1, keepdim=True)).exp_().view(G, -1, pages, P)
-    total = weights.sum(-1).cumsum(-1)[..., -1:]  # [G, T * group, 1]
-    out = torch.stack([_weighted_sum(weights[g], values[:, :, g].float()) for g in range(G)]) / total
-    return out[:, : T * group].view(G, T, group, Dv).transpose(0, 1).reshape(T, H, Dv).to(q.dtype)
-
-
-def _weighted_sum(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Sum of values [pages, P, Dv] under weights [rows, pages, P], page after page: [rows, Dv]."""
-    by_page = torch.bmm(weights.transpose(0, 1), values)
-    out = by_page[0]
-    for page in by_page[1:]:
+    pages, G, P, Dv = values.shape
+    rows = at_least_two(q.float().view(T, G, H // G, Dk).transpose(1, 2).reshape(-1, G, Dk))  # [m, G, Dk]
+    m = rows.shape[0]
+    columns = rows.permute(1, 2, 0).expand(pages, G, Dk, m).reshape(-1, Dk, m)
+    scores = torch.bmm(keys.float().reshape(-1, P, Dk), columns).view(pages, G, P, m)
+    scores = scores.permute(1, 3, 0, 2).reshape(G, m, pages * P).mul_(scale)
+    scores.masked_fill_(_unseen(start, T, H // G, pages * P), float("-inf"))
+    weights = scores.sub_(scores.amax(-1, keepdim=True)).exp_().view(G, m, pages, P)
+    total = weights.sum(-1).cumsum(-1)[..., -1:]  # [G, m, 1]
+    by_page = torch.bmm(weights.permute(2, 0, 1, 3).reshape(-1, m, P), values.float().reshape(-1, P, Dv))
+    out, *others = by_page.view(pages, G, m, Dv).unbind()
+    for page in others:
         out = out + page
-    return out
+    out = (out / total)[:, : T * (H // G)].view(G, T, H // G, Dv)
+    return out.transpose(0, 1).reshape(T, H, Dv).to(q.dtype)
+
+
+def _unseen(start: torch.Tensor, T: int, group: int, S: int) -> torch.Tensor:
+    """Which of S positions each row may not see: [max(T * group, 2), S] bool."""
+    last_seen = start + torch.arange(max(T * group, 2), device=start.device) // group
+    return torch.arange(S, device=start.device) > last_seen[:, None]
+
+
+def gather(cache: torch.Tensor, table: torch.Tensor | None, S: int) -> torch.Tensor:
+    """The first S positions of a cache [pages, G, P, D] as [G, S, D]."""
+    ordered = in_order(cache, table)
+    return ordered.transpose(0, 1).flatten(1, 2)[:, :S]
 
 
 def prefill_attention(
@@ -78,10 +81,10 @@ def prefill_attention(
 ) -> torch.Tensor:
     """The same for a long window whose place the host knows.
 
-    Args: q [T, H, Dk]; keys [S, G, Dk] and values [S, G, Dv] of the positions 0 .. S - 1, S = start + T.
+    Args: q [T, H, Dk]; keys [G, S, Dk] and values [G, S, Dv] of the positions 0 .. S - 1, S = start + T.
     Returns: [T, H, Dv].
     """
-    q, keys, values = (x.transpose(0, 1)[None] for x in (q, keys, values))
+    q, keys, values = q.transpose(0, 1)[None], keys[None], values[None]
     T, S = q.shape[2], keys.shape[2]
     visible = None
     if start:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 from soloist.ops.cases import case, randn
 from soloist.ops.op import Case, op
@@ -18,6 +19,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
     Args: x [..., D]; weight [D] in x's dtype.   Returns: [..., D] in x's dtype.
     """
+    if x.dtype == torch.float32:
+        return F.rms_norm(x, weight.shape, weight, eps)
     wide = x.float()
     scale = wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
     return (wide * scale).to(x.dtype) * weight

@@ -6,8 +6,10 @@ Recurrent matrices are kept after every token of a window, in slots 1 .. T; comm
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from soloist.ops.gqa import Place
@@ -16,9 +18,10 @@ from soloist.state.pages import PAGE_SIZE, Pages
 
 @dataclass(frozen=True)
 class PagedSpec:
-    """A positional cache: one entry of `width` a position, [pages, PAGE_SIZE, *width]."""
+    """A positional cache: an entry of `width` a position and head, [pages, heads, PAGE_SIZE, width]."""
 
-    width: tuple[int, ...]
+    heads: int
+    width: int
     dtype: torch.dtype
 
 
@@ -80,6 +83,14 @@ class Snapshot:
     base_length: int
 
 
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros. On the CPU the memory is taken page by page as it is first written, so a long context costs nothing yet."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(size, np.uint8)).view(dtype).view(shape)
+
+
 class Sequence:
     """Caches and counters of one sequence.
 
@@ -106,7 +117,7 @@ class Sequence:
         ]
 
     def _paged(self, spec: PagedSpec, num_pages: int) -> torch.Tensor:
-        return torch.zeros((num_pages, PAGE_SIZE, *spec.width), dtype=spec.dtype, device=self.device)
+        return zeros((num_pages, spec.heads, PAGE_SIZE, spec.width), spec.dtype, self.device)
 
     def _recurrent(self, spec: RecurrentSpec) -> Recurrent:
         rows = self.max_window + spec.conv_width - 1
@@ -141,11 +152,11 @@ class Sequence:
         self.pages.reserve(bound)
         positions = self.length + torch.arange(T, device=self.device)
         if self.pages.in_order:
-            table, slots = None, positions
+            table, page = None, positions // PAGE_SIZE
         else:
             table = self.pages.table[: -(-bound // PAGE_SIZE)]
-            slots = self.pages.table[positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
-        place = Place(self.length, slots, table, start_host)
+            page = self.pages.table[positions // PAGE_SIZE]
+        place = Place(self.length, page, positions % PAGE_SIZE, table, start_host)
         prefill = start_host is not None
         return Window(positions, place, self.live, self.base_length, bound, prefill)
 

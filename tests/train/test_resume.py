@@ -1,0 +1,53 @@
+"""Training is a pure function of data, seed and step."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from soloist.train.data import Batches, Documents
+from soloist.train.loop import Schedule, fit
+from soloist.train.model import Ling, LingShape
+from soloist.train.nano import NanoTask
+
+TINY = LingShape(vocab_size=64, hidden_size=32, num_hidden_layers=2, layer_group_size=2, num_attention_heads=2, head_dim=16,
+                 intermediate_size=32, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=16, kv_lora_rank=16,
+                 qk_nope_head_dim=16, qk_rope_head_dim=16, v_head_dim=16)
+SCHEDULE = Schedule(lr=3e-3, steps=12)
+
+
+def _task() -> NanoTask:
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(5, 60, 80).astype(np.uint32)
+    # the next token is a function of this one, so that there is something to learn
+    ids = np.concatenate([(rng.integers(0, 64) + 5 * np.arange(n)) % 64 for n in lengths]).astype(np.uint16)
+    return NanoTask(Ling(TINY, seed=1), Batches(Documents(ids, lengths), batch=2, length=24, seed=5), lr=SCHEDULE.lr)
+
+
+def _curve(points):
+    return [(p["step"], p["loss"]) for p in points]
+
+
+def test_resumed_training_follows_the_uninterrupted_curve(tmp_path):
+    quiet = lambda line: None  # noqa: E731
+    whole_task = _task()
+    whole = fit(whole_task, SCHEDULE, tmp_path / "whole", log_every=1, say=quiet)
+    first = fit(_task(), SCHEDULE, tmp_path / "cut", log_every=1, stop_after=5, say=quiet)
+    resumed_task = _task()
+    second = fit(resumed_task, SCHEDULE, tmp_path / "cut", log_every=1, say=quiet)
+    assert _curve(first) + _curve(second) == _curve(whole)
+    for name, tensor in whole_task.module.state_dict().items():
+        assert torch.equal(tensor, resumed_task.module.state_dict()[name]), name
+
+
+def test_training_lowers_the_loss(tmp_path):
+    points = fit(_task(), Schedule(lr=1e-2, steps=60), tmp_path, log_every=1, say=lambda line: None)
+    assert points[-1]["loss"] < 0.8 * points[0]["loss"]
+
+
+def test_another_seed_gives_another_curve(tmp_path):
+    other = _task()
+    other.batches.seed = 6
+    a = fit(_task(), SCHEDULE, tmp_path / "a", log_every=1, stop_after=2, say=lambda line: None)
+    b = fit(other, SCHEDULE, tmp_path / "b", log_every=1, stop_after=2, say=lambda line: None)
+    assert _curve(a) != _curve(b)
