@@ -1,2 +1,81 @@
-class Checkpoint: ...
-def open_checkpoint(path): ...
+"""What a model is read from, whichever format it is stored in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from soloist.errors import UserError
+
+if TYPE_CHECKING:
+    from soloist.text.source import TokenizerSource
+
+ACCEPTED = "a folder with config.json and *.safetensors, or a .gguf file"
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A stored tensor. `dtype` is the stored type by its format's own name (BF16, Q4_1); `bytes` is its size in the file."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    file: Path
+    offset: int
+    bytes: int
+    numel: int
+
+
+class Checkpoint(Protocol):
+    """An open checkpoint: names, shapes and settings at once, tensors one by one when they are asked for.
+
+    Tensor names and `config` follow Hugging Face, so that a family reads every format by the same rules.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    generation_config: dict[str, Any]
+    tensors: dict[str, TensorInfo]
+    tokenizer_source: TokenizerSource | None
+    eos_token_ids: tuple[int, ...]
+
+    def read(self, name: str) -> torch.Tensor:
+        """The tensor's values in memory of its own, in a floating dtype.   Raises: UserError if it has no such values."""
+        ...
+
+    def names_by_file(self) -> list[list[str]]:
+        """All tensor names, file by file, in the order in which they are stored."""
+        ...
+
+    def close(self) -> None:
+        """Close the files. Tensors that were read stay valid."""
+        ...
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """Open a folder or a .gguf file.   Raises: UserError if it is neither, or if anything in it is missing or damaged."""
+    path = Path(path)
+    if path.is_dir():
+        from soloist.weights.safetensors_folder import SafetensorsFolder
+
+        return SafetensorsFolder(path)
+    if not path.exists():
+        raise UserError(f"{path}: no such file or folder; a model is {ACCEPTED}")
+    if path.suffix.lower() == ".gguf":
+        from soloist.weights.gguf_file import GgufFile
+
+        return GgufFile(path)
+    if path.name in ("config.json", "model.safetensors.index.json") or path.suffix == ".safetensors":
+        raise UserError(f"{path}: is one file of a model; give its folder, {path.parent}")
+    raise UserError(f"{path}: a model is {ACCEPTED}; this file is neither")
+
+
+def in_stored_order(tensors: dict[str, TensorInfo]) -> list[list[str]]:
+    """Names file by file, by offset: a disk is read once, from front to back."""
+    by_file: dict[Path, list[TensorInfo]] = {}
+    for info in tensors.values():
+        by_file.setdefault(info.file, []).append(info)
+    return [[i.name for i in sorted(infos, key=lambda i: i.offset)] for _, infos in sorted(by_file.items())]
