@@ -39,5 +39,6 @@ def gumbel(positions: torch.Tensor, seed: torch.Tensor, vocab: int) -> torch.Ten
     token = torch.arange(vocab, device=positions.device)
     bits = mix((token * _GOLDEN & _MASK) ^ key[:, None])
     bits = mix((bits + key[:, None]) & _MASK)
-    uniform = ((bits >> 8).float() + 0.5) * 2.0**-24
-    return -torch.log(-torch.log(uniform))
+    # A small uniform makes a large value, and fp32 keeps all bits of small ones; 1 would make minus infinity.
+    uniform = ((bits.float() + 0.5) * 2.0**-32).clamp_max(1 - 2.0**-24)
+    return -torch.log(-torch.log1p(-uniform))
