@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 
 from soloist.config import EngineConfig, Plan, SamplingParams
+from soloist.drafters.drafter import NoDraft
 from soloist.errors import UserError
 from soloist.ops.accept import STOPPED
 from soloist.runtime.assemble import assemble
@@ -181,6 +183,13 @@ class LLM:
     def cancel(self) -> None:
         """End the running request after its current round, with finish_reason `cancelled`. Safe from other threads."""
         self._cancelled.set()
+
+    def plain(self) -> LLM:
+        """The same loaded model without its drafter, to compare with. The two take turns, and share the memory."""
+        twin = copy.copy(self)
+        twin._engine = self._engine.plain()
+        twin.plan = replace(self.plan, drafter=NoDraft.name, draft_width=0, window=1)
+        return twin
 
     def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
         """Teacher-forced logits after every token of a text: [T, V] fp32, on the CPU."""

@@ -10,6 +10,7 @@ import torch
 from soloist.config import MAX_WINDOW, EngineConfig, ModelConfig, Plan, environment_threads
 from soloist.drafters.drafter import Drafter, NoDraft
 from soloist.errors import UserError
+from soloist.models.decoder import Decoder
 from soloist.models.registry import load_decoder, read_config
 from soloist.runtime.engine import Engine
 from soloist.runtime.round import Parts
@@ -32,19 +33,27 @@ class Assembled:
 
 def assemble(config: EngineConfig, checkpoint: Checkpoint, progress: bool = False) -> Assembled:
     """Build the engine. Raises: UserError for what the configuration or the checkpoint asks and cannot be had."""
+    plan, model_config = resolve(config, checkpoint)
+    device, dtype = torch.device(plan.device), DTYPES[plan.dtype]
+    if device.type == "cpu":
+        torch.set_num_threads(plan.threads)
+    decoder = load_decoder(checkpoint, model_config, dtype, device, progress)
+    drafter: Drafter = NoDraft()
+    sequence = Sequence(decoder.cache_specs(), plan.context_length, MAX_WINDOW, device)
+    bufs = Buffers(model_config.vocab_size, plan.context_length + MAX_WINDOW + 1, device)
+    parts = Parts(decoder, sequence, bufs, drafter)
+    engine = Engine(parts, model_config.vocab_size, config.prefill_chunk)
+    return Assembled(engine, plan, model_config)
+
+
+def resolve(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Plan, ModelConfig]:
+    """Decide everything the configuration leaves open. Reads no weights and allocates nothing."""
     model_config = read_config(checkpoint.config)
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, model_config.dtype, device)
     context = choose_context(config.context_length, model_config.max_positions)
-    threads = config.threads or environment_threads() or torch.get_num_threads()
-    if device.type == "cpu":
-        torch.set_num_threads(threads)
-    decoder = load_decoder(checkpoint, model_config, dtype, device, progress)
-    drafter: Drafter = NoDraft()
-    sequence = Sequence(decoder.cache_specs(), context, MAX_WINDOW, device)
-    bufs = Buffers(model_config.vocab_size, context + MAX_WINDOW + 1, device)
-    parts = Parts(decoder, sequence, bufs, drafter)
-    engine = Engine(parts, model_config.vocab_size, config.prefill_chunk)
+    shape = torch.device("meta")
+    sequence = Sequence(Decoder(model_config, dtype, shape).cache_specs(), context, MAX_WINDOW, shape)
     plan = Plan(
         model=str(checkpoint.path),
         architecture=model_config.architecture,
@@ -55,14 +64,14 @@ def assemble(config: EngineConfig, checkpoint: Checkpoint, progress: bool = Fals
         dtype=str(dtype).removeprefix("torch."),
         context_length=context,
         prefill_chunk=config.prefill_chunk,
-        threads=threads,
-        drafter=drafter.name,
-        draft_width=drafter.width,
-        window=drafter.width + 1,
+        threads=config.threads or environment_threads() or torch.get_num_threads(),
+        drafter=NoDraft.name,
+        draft_width=0,
+        window=1,
         page_size=PAGE_SIZE,
         state_bytes=sequence.state_bytes(),
     )
-    return Assembled(engine, plan, model_config)
+    return plan, model_config
 
 
 def choose_device(name: str) -> torch.device:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import secrets
+import time
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from soloist.config import SamplingParams
+from soloist.drafters.drafter import NoDraft
 from soloist.errors import UserError
 from soloist.ops.accept import FULL, STOPPED
 from soloist.runtime.prefill import prefill, teacher_forced
@@ -30,16 +33,23 @@ FINISH = {STOPPED: "stop", FULL: "length"}
 
 
 class Engine:
-    """One sequence, one request at a time."""
+    """One sequence, one request at a time. `rejection`: accept drafts by rejection sampling instead of equality."""
 
-    def __init__(self, parts: Parts, vocab_size: int, prefill_chunk: int):
+    def __init__(
+        self, parts: Parts, vocab_size: int, prefill_chunk: int, widths: WidthChoice, rejection: bool = False
+    ):
         self.parts, self.vocab_size, self.prefill_chunk = parts, vocab_size, prefill_chunk
+        self.widths, self.rejection = widths, rejection
         self.runner: Runner = EagerRunner(parts)
         parts.drafter.bind(parts.model, parts.sequence, parts.bufs)
 
     @property
     def context_length(self) -> int:
         return self.parts.sequence.context_length
+
+    def plain(self) -> Engine:
+        """An engine on the same model and state that drafts nothing. Not to run at the same time as this one."""
+        return Engine(replace(self.parts, drafter=NoDraft()), self.vocab_size, self.prefill_chunk)
 
     def check(self, request: Request) -> int:
         """Refuse what cannot run; returns how many tokens may be generated.
@@ -84,26 +94,29 @@ class Engine:
         parts.bufs.start(prompt, budget, tuple(eos) + tuple(params.stop_token_ids), seed)
         parts.drafter.reset()
         self.runner.drop()
-        sampler = Sampler(params, parts.bufs)
-        result: RoundResult | None = None
+        sampler = Sampler(params, parts.bufs, self.rejection)
+        result, begun = None, time.perf_counter()
         for output in prefill(parts, sampler, prompt, self.prefill_chunk):
-            result = None if output is None else to_host(output)
+            result = None if output is None else to_host(output, begun)
             yield result
         assert result is not None
+        self.widths.begin(result.confidence)
         yield from self._rounds(sampler, len(request.prompt), result.running)
 
     def _rounds(self, sampler: Sampler, committed: int, running: bool) -> Iterator[RoundResult]:
         """Launch ahead as far as the runner allows, read the oldest, until one is done."""
-        width, in_flight = self.parts.drafter.width + 1, 0
+        limit = self.context_length + self.parts.sequence.max_window
+        in_flight: deque[int] = deque()
         while running:
-            while in_flight <= self.runner.lookahead:
-                in_flight += 1
-                limit = self.context_length + self.parts.sequence.max_window
-                self.runner.launch(sampler, min(committed + in_flight * width, limit))
+            while len(in_flight) <= self.runner.lookahead:
+                width = self.widths.choose()
+                in_flight.append(width + 1)
+                self.runner.launch(sampler, min(committed + sum(in_flight), limit), width)
             result = self.runner.read()
-            in_flight -= 1
+            in_flight.popleft()
             committed += len(result.tokens)
             running = result.running
+            self.widths.learn(result.drafted, len(result.tokens), running, result.ms, result.confidence)
             yield result
 
     @torch.inference_mode()
