@@ -56,23 +56,23 @@ def read_tensor(info: TensorInfo) -> torch.Tensor:
     """Values of one tensor, in new memory.   Raises: UserError for a dtype that holds no plain numbers."""
     dtype = READABLE.get(info.dtype)
     if dtype is None:
-        raise UserError(f"{info.file}: tensor {info.name} is stored as {info.dtype}; readable are {', '.join(READABLE)}")
-    values = torch.empty(info.shape, dtype=dtype)
-    if info.bytes:
-        with info.file.open("rb", buffering=0) as file:
-            file.seek(info.offset)
-            _read_into(file, memoryview(values.view(-1).view(torch.uint8).numpy()), info)
+        readable = ", ".join(READABLE)
+        raise UserError(f"{info.file}: tensor {info.name} is stored as {info.dtype}; readable are {readable}")
+    return read_bytes(info).view(dtype).view(info.shape)
+
+
+def read_bytes(info: TensorInfo) -> torch.Tensor:
+    """The stored bytes of one tensor, [bytes] uint8 in new memory."""
+    values = torch.empty(info.bytes, dtype=torch.uint8)
+    target, done = memoryview(values.numpy()), 0
+    with info.file.open("rb", buffering=0) as file:
+        file.seek(info.offset)
+        while done < info.bytes:  # the system hands over 2 GiB at most in one go
+            count = file.readinto(target[done:])
+            if not count:
+                raise UserError(f"{info.file}: ended inside tensor {info.name}; the file changed while it was read")
+            done += count
     return values
-
-
-def _read_into(file: Any, target: memoryview, info: TensorInfo) -> None:
-    """Fill the target; one call reads 2 GiB at most."""
-    done = 0
-    while done < len(target):
-        count = file.readinto(target[done:])
-        if not count:
-            raise UserError(f"{info.file}: ended inside tensor {info.name}; the file changed while it was read")
-        done += count
 
 
 def _header_bytes(start: bytes, size: int) -> int:
