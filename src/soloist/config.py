@@ -19,7 +19,7 @@ MAX_WINDOW = 16
 """Most rows one round may verify: the anchor and up to 15 drafted tokens."""
 
 
-# ---- the checkpoint ---------------------------------------------------------------------------------------------------
+# ---- the checkpoint --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -135,9 +135,10 @@ class ModelConfig:
         return len(self.blocks)
 
 
-# ---- the engine -------------------------------------------------------------------------------------------------------
+# ---- the engine ------------------------------------------------------------------------------------------------------
 
-DRAFTERS = ("none",)
+DRAFTERS = ("none", "ngram", "mtp", "dspark", "scripted", "auto")
+ACCEPTANCES = ("equality", "rejection")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -149,6 +150,7 @@ class EngineConfig:
     drafter: str = "none"
     drafter_path: str | None = None
     draft_width: int | str = "auto"
+    acceptance: str = "equality"
     device: str = "auto"
     dtype: str = "auto"
     context_length: int | None = None
@@ -159,14 +161,32 @@ class EngineConfig:
         if not self.model:
             raise UserError("model is empty; pass a folder in Hugging Face layout or a .gguf file")
         _one_of("drafter", self.drafter, DRAFTERS)
+        _one_of("acceptance", self.acceptance, ACCEPTANCES)
         _one_of("dtype", self.dtype, DTYPES)
-        if self.draft_width != "auto":
-            _whole("draft_width", self.draft_width, 1, MAX_WINDOW - 1)
+        self._check_drafting()
         if self.context_length is not None:
             _whole("context_length", self.context_length, 2, 1 << 24)
         _whole("prefill_chunk", self.prefill_chunk, 1, 1 << 20)
         if self.threads is not None:
             _whole("threads", self.threads, 1, 4096)
+
+    def _check_drafting(self) -> None:
+        if self.draft_width != "auto":
+            if isinstance(self.draft_width, str):
+                raise UserError(f"draft_width={self.draft_width!r} must be auto or a whole number from 1 to 15")
+            _whole("draft_width", self.draft_width, 1, MAX_WINDOW - 1)
+        if self.drafter == "none":
+            if self.draft_width != "auto":
+                raise UserError(f"draft_width={self.draft_width}, but drafter=none drafts nothing; choose a drafter")
+            if self.acceptance == "rejection":
+                raise UserError("acceptance=rejection, but drafter=none drafts nothing to reject; choose a drafter")
+        if self.drafter == "scripted" and self.drafter_path is None:
+            raise UserError('drafter=scripted needs drafter_path, a JSON file {"script": [ids...]}')
+        if self.drafter_path is not None and self.drafter in ("none", "ngram", "mtp"):
+            raise UserError(
+                f"drafter_path={self.drafter_path!r} is not read by drafter={self.drafter}; remove it, or choose "
+                "drafter=dspark or drafter=scripted"
+            )
 
 
 @dataclass(frozen=True)
@@ -185,6 +205,8 @@ class Plan:
     threads: int
     drafter: str
     draft_width: int
+    width_choice: str
+    acceptance: str
     window: int
     page_size: int
     state_bytes: int
@@ -201,7 +223,12 @@ def environment_threads() -> int | None:
     return int(value) if value.isdigit() and int(value) > 0 else None
 
 
-# ---- the request ------------------------------------------------------------------------------------------------------
+def terminal_is_dumb() -> bool:
+    """Whether TERM says that the terminal knows no cursor movements, or nothing."""
+    return os.environ.get("TERM", "dumb") == "dumb"
+
+
+# ---- the request -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

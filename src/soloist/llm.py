@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import threading
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from soloist.ops.accept import STOPPED
 from soloist.runtime.assemble import assemble
 from soloist.runtime.engine import FINISH, Request
 from soloist.runtime.runner import RoundResult, TokenLogprobs
+from soloist.runtime.statistics import RequestClock, Timings
 from soloist.text.stream import TextStream
 from soloist.text.tokenizer import Tokenizer, load_tokenizer
 from soloist.weights.checkpoint import open_checkpoint
@@ -25,24 +25,6 @@ from soloist.weights.hub import resolve_model_path
 
 Prompt = str | Sequence[int] | Sequence[dict[str, Any]]
 """Text, token ids, or chat messages (`{"role": ..., "content": ...}`), which the model's template renders."""
-
-
-@dataclass(frozen=True)
-class Timings:
-    """ttft_ms: from the call to the first token id on the host. decode_s: from there to the last token. tpot_ms:
-    decode_s a token after the first, None with one token. rounds: verify rounds. acceptance_length: tokens emitted
-    after the first, a round; truncated at the end of the request. accepted_histogram[k]: rounds that emitted k tokens.
-    drafted, verified: tokens proposed, and rows run through the model, prefill apart.
-    """
-
-    ttft_ms: float
-    tpot_ms: float | None
-    decode_s: float
-    rounds: int
-    acceptance_length: float | None
-    accepted_histogram: list[int]
-    drafted: int
-    verified: int
 
 
 @dataclass(frozen=True)
@@ -80,39 +62,6 @@ class Output:
     def to_dict(self) -> dict[str, Any]:
         """The keys of `--json`."""
         return asdict(self)
-
-
-@dataclass
-class _Clock:
-    """Times and counts of a running request."""
-
-    begun: float = field(default_factory=time.perf_counter)
-    first: float = 0.0
-    last: float = 0.0
-    emitted: list[int] = field(default_factory=list)
-    verified: int = 0
-
-    def prefilled(self) -> None:
-        self.first = self.last = time.perf_counter()
-
-    def round(self, result: RoundResult, used: int) -> None:
-        self.last = time.perf_counter()
-        self.emitted.append(used)
-        self.verified += result.width
-
-    def timings(self) -> Timings:
-        rounds, after_first = len(self.emitted), sum(self.emitted)
-        decode = self.last - self.first
-        return Timings(
-            ttft_ms=(self.first - self.begun) * 1e3,
-            tpot_ms=decode * 1e3 / after_first if after_first else None,
-            decode_s=decode,
-            rounds=rounds,
-            acceptance_length=after_first / rounds if rounds else None,
-            accepted_histogram=[self.emitted.count(k) for k in range(max(self.emitted, default=0) + 1)],
-            drafted=self.verified - rounds,
-            verified=self.verified,
-        )
 
 
 class LLM:
@@ -160,7 +109,7 @@ class LLM:
         return self._stream(request)
 
     def _stream(self, request: Request) -> Iterator[StreamEvent]:
-        clock = _Clock()
+        clock = RequestClock(self._engine.widths)
         with self._slot:
             self._check_open()
             self._cancelled.clear()
@@ -188,7 +137,7 @@ class LLM:
         """The same loaded model without its drafter, to compare with. The two take turns, and share the memory."""
         twin = copy.copy(self)
         twin._engine = self._engine.plain()
-        twin.plan = replace(self.plan, drafter=NoDraft.name, draft_width=0, window=1)
+        twin.plan = replace(self.plan, drafter=NoDraft.name, draft_width=0, width_choice="fixed", window=1)
         return twin
 
     def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
@@ -232,7 +181,7 @@ class LLM:
 class _Answer:
     """Collects the rounds of a request into text, and cuts them at a stop string."""
 
-    def __init__(self, request: Request, tokenizer: Tokenizer | None, clock: _Clock):
+    def __init__(self, request: Request, tokenizer: Tokenizer | None, clock: RequestClock):
         self.request, self.clock = request, clock
         self.stream = None if tokenizer is None else TextStream(tokenizer, tuple(request.params.stop))
         self.token_ids: list[int] = []

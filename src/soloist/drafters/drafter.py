@@ -12,14 +12,20 @@ from soloist.state.sequence import Sequence
 
 
 class Drafter(Protocol):
-    """Proposes `width` tokens a round. Device only, own state only, never verifies.
+    """Proposes tokens for the model to verify. Device only, own state only, never verifies.
 
-    taps: layers whose output stream `observe` wants to see, ascending.
+    width: most tokens it proposes a round. taps: layers whose output stream `observe` wants to see, ascending.
+    confidence [width] fp32: the latest estimate of each proposed token's chance to be accepted, given that those before
+    it are; None from a drafter that cannot tell. It decides how many tokens are verified, never which.
+    law [K, V] fp32: the distributions from which the K tokens of the last `propose` were drawn, with noise of their
+    own; None where the tokens follow from the past and the request's seed. Only acceptance by rejection reads it.
     """
 
     name: str
     width: int
     taps: tuple[int, ...]
+    confidence: torch.Tensor | None
+    law: torch.Tensor | None
 
     def bind(self, model: Decoder, sequence: Sequence, bufs: Buffers) -> None:
         """Meet the model and the state it will work beside; once, before the first request."""
@@ -30,11 +36,15 @@ class Drafter(Protocol):
         ...
 
     def observe(self, out: Output, following: torch.Tensor, n: torch.Tensor) -> None:
-        """See a forward pass: following[j] is the token after window token j; the first n [1] rows stay."""
+        """See a forward pass: following[j] is the token after window token j; the first n [1] rows stay.
+
+        The buffers hold the emitted tokens already, the sequence has not yet committed them. Every pass is observed,
+        also of rounds in which nothing was proposed.
+        """
         ...
 
-    def propose(self, bufs: Buffers) -> torch.Tensor:
-        """The next tokens after the anchor: [width] int64."""
+    def propose(self, bufs: Buffers, width: int) -> torch.Tensor:
+        """The next tokens after the anchor: [width] int64, 1 <= width <= self.width, all ids of the vocabulary."""
         ...
 
 
@@ -44,9 +54,11 @@ class NoDraft:
     name = "none"
     width = 0
     taps: tuple[int, ...] = ()
+    confidence: torch.Tensor | None = None
+    law: torch.Tensor | None = None
 
     def bind(self, model: Decoder, sequence: Sequence, bufs: Buffers) -> None:
-        self._nothing = torch.empty(0, dtype=torch.int64, device=bufs.anchor.device)
+        pass
 
     def reset(self) -> None:
         pass
@@ -54,5 +66,5 @@ class NoDraft:
     def observe(self, out: Output, following: torch.Tensor, n: torch.Tensor) -> None:
         pass
 
-    def propose(self, bufs: Buffers) -> torch.Tensor:
-        return self._nothing
+    def propose(self, bufs: Buffers, width: int) -> torch.Tensor:
+        raise AssertionError("plain decoding asks for no proposal")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from soloist.config import MAX_WINDOW, EngineConfig, ModelConfig, Plan, environment_threads
-from soloist.drafters.drafter import Drafter, NoDraft
+from soloist.drafters.registry import build_drafter, choose_drafter, is_auto, most_drafted, width_choice
 from soloist.errors import UserError
 from soloist.models.decoder import Decoder
 from soloist.models.registry import load_decoder, read_config
@@ -38,12 +38,13 @@ def assemble(config: EngineConfig, checkpoint: Checkpoint, progress: bool = Fals
     if device.type == "cpu":
         torch.set_num_threads(plan.threads)
     decoder = load_decoder(checkpoint, model_config, dtype, device, progress)
-    drafter: Drafter = NoDraft()
+    drafter = build_drafter(plan.drafter, config, checkpoint, decoder)
+    widths = width_choice(config, drafter)
     sequence = Sequence(decoder.cache_specs(), plan.context_length, MAX_WINDOW, device)
     bufs = Buffers(model_config.vocab_size, plan.context_length + MAX_WINDOW + 1, device)
     parts = Parts(decoder, sequence, bufs, drafter)
-    engine = Engine(parts, model_config.vocab_size, config.prefill_chunk)
-    return Assembled(engine, plan, model_config)
+    engine = Engine(parts, model_config.vocab_size, config.prefill_chunk, widths, config.acceptance == "rejection")
+    return Assembled(engine, replace(plan, draft_width=drafter.width, window=drafter.width + 1), model_config)
 
 
 def resolve(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Plan, ModelConfig]:
@@ -52,6 +53,8 @@ def resolve(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Plan, ModelCo
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, model_config.dtype, device)
     context = choose_context(config.context_length, model_config.max_positions)
+    drafter = choose_drafter(config, checkpoint, model_config)
+    width = most_drafted(drafter, config)
     shape = torch.device("meta")
     sequence = Sequence(Decoder(model_config, dtype, shape).cache_specs(), context, MAX_WINDOW, shape)
     plan = Plan(
@@ -65,9 +68,11 @@ def resolve(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Plan, ModelCo
         context_length=context,
         prefill_chunk=config.prefill_chunk,
         threads=config.threads or environment_threads() or torch.get_num_threads(),
-        drafter=NoDraft.name,
-        draft_width=0,
-        window=1,
+        drafter=drafter,
+        draft_width=width,
+        width_choice="auto" if is_auto(config) and width else "fixed",
+        acceptance=config.acceptance,
+        window=width + 1,
         page_size=PAGE_SIZE,
         state_bytes=sequence.state_bytes(),
     )

@@ -12,6 +12,7 @@ import torch
 
 from soloist.config import SamplingParams
 from soloist.drafters.drafter import NoDraft
+from soloist.drafters.width import FixedWidth, WidthChoice
 from soloist.errors import UserError
 from soloist.ops.accept import FULL, STOPPED
 from soloist.runtime.prefill import prefill, teacher_forced
@@ -49,7 +50,7 @@ class Engine:
 
     def plain(self) -> Engine:
         """An engine on the same model and state that drafts nothing. Not to run at the same time as this one."""
-        return Engine(replace(self.parts, drafter=NoDraft()), self.vocab_size, self.prefill_chunk)
+        return Engine(replace(self.parts, drafter=NoDraft()), self.vocab_size, self.prefill_chunk, FixedWidth(0))
 
     def check(self, request: Request) -> int:
         """Refuse what cannot run; returns how many tokens may be generated.

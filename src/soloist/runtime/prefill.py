@@ -29,9 +29,9 @@ def prefill(parts: Parts, sampler: Sampler, prompt: torch.Tensor, chunk: int) ->
         row = out.window.positions[-1:]
         picks = sampler(parts.model.logits(out.hidden[-1:]), prompt[-1:], row)
         n, done = accept(picks.tokens, prompt[-1:], bufs.is_stop, bufs.budget, bufs.done)
-        parts.drafter.observe(out, torch.cat((out.ids[1:], picks.tokens)), rows)
         bufs.append(picks.tokens, n, done, row)
-        yield RoundOutput(picks, n, done)
+        parts.drafter.observe(out, torch.cat((out.ids[1:], picks.tokens)), rows)
+        yield RoundOutput(picks, n, done, parts.drafter.confidence)
 
 
 def teacher_forced(parts: Parts, ids: torch.Tensor, chunk: int) -> torch.Tensor:

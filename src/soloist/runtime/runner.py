@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
@@ -26,12 +27,16 @@ class TokenLogprobs:
 
 @dataclass(frozen=True)
 class RoundResult:
-    """A round on the host. tokens: what was emitted, in order; width: rows that were verified; done: see ops/accept."""
+    """A round on the host. tokens: what was emitted, in order; drafted: how many tokens were proposed and verified
+    beside the anchor; done: see ops/accept; ms: how long the round took; confidence: the drafter's after it.
+    """
 
     tokens: list[int]
     logprobs: list[TokenLogprobs] | None
-    width: int
+    drafted: int
     done: int
+    ms: float
+    confidence: list[float] | None
 
     @property
     def running(self) -> bool:
@@ -41,8 +46,8 @@ class RoundResult:
 class Runner(Protocol):
     lookahead: int
 
-    def launch(self, sampler: Sampler, bound: int) -> None:
-        """Start the next round; `bound` as in `decode_round`."""
+    def launch(self, sampler: Sampler, bound: int, width: int) -> None:
+        """Start the next round; `bound` and `width` as in `decode_round`."""
         ...
 
     def read(self) -> RoundResult:
@@ -63,8 +68,9 @@ class EagerRunner:
         self.parts = parts
         self._results: deque[RoundResult] = deque()
 
-    def launch(self, sampler: Sampler, bound: int) -> None:
-        self._results.append(to_host(decode_round(self.parts, sampler, bound)))
+    def launch(self, sampler: Sampler, bound: int, width: int) -> None:
+        begun = time.perf_counter()
+        self._results.append(to_host(decode_round(self.parts, sampler, bound, width), begun))
 
     def read(self) -> RoundResult:
         return self._results.popleft()
@@ -73,8 +79,8 @@ class EagerRunner:
         self._results.clear()
 
 
-def to_host(output: RoundOutput) -> RoundResult:
-    """Copy a round's result to the host. Waits for the device."""
+def to_host(output: RoundOutput, begun: float) -> RoundResult:
+    """Copy a round's result to the host. Waits for the device; the round takes from `begun` on the clock until then."""
     picks, n_host = output.picks, int(output.n)
     tokens = picks.tokens[:n_host].tolist()
     logprobs = None
@@ -86,4 +92,6 @@ def to_host(output: RoundOutput) -> RoundResult:
         logprobs = [
             TokenLogprobs(token, own, dict(zip(ids, values, strict=True))) for token, own, ids, values in rows
         ]
-    return RoundResult(tokens, logprobs, picks.tokens.shape[0], int(output.done))
+    confidence = None if output.confidence is None else output.confidence.tolist()
+    drafted, done = picks.tokens.shape[0] - 1, int(output.done)
+    return RoundResult(tokens, logprobs, drafted, done, (time.perf_counter() - begun) * 1e3, confidence)

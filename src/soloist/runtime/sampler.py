@@ -9,6 +9,7 @@ import torch
 from soloist.config import SamplingParams
 from soloist.ops.noise import gumbel
 from soloist.ops.penalise import penalise
+from soloist.ops.rejection import pick_or_reject
 from soloist.ops.truncate import truncate
 from soloist.state.buffers import Buffers
 
@@ -24,10 +25,13 @@ class Picks:
 
 
 class Sampler:
-    """The processors of one request. Which of them run is fixed per request; their values lie on the device."""
+    """The processors of one request. Which of them run is fixed per request; their values lie on the device.
 
-    def __init__(self, params: SamplingParams, bufs: Buffers):
-        self.params, self.bufs = params, bufs
+    rejection: pick by rejection sampling against the drafts (ops/rejection.py), not by noise keyed to the position.
+    """
+
+    def __init__(self, params: SamplingParams, bufs: Buffers, rejection: bool = False):
+        self.params, self.bufs, self.rejection = params, bufs, rejection
         device = bufs.anchor.device
 
         def scalar(value: float) -> torch.Tensor:
@@ -45,13 +49,15 @@ class Sampler:
                 list(p.logit_bias.values()), device=device
             )
 
-    def __call__(self, logits: torch.Tensor, window: torch.Tensor, positions: torch.Tensor) -> Picks:
+    def __call__(
+        self, logits: torch.Tensor, window: torch.Tensor, positions: torch.Tensor, law: torch.Tensor | None = None
+    ) -> Picks:
         """Pick one token a row.
 
         Args: logits [T, V] fp32; window [T], the tokens of the rows; positions [T], the rows' places. Row j picks for
-            place positions[j] + 1, given the tokens window[1 .. j] before it.
+            place positions[j] + 1, given the tokens window[1 .. j] before it. law: see `Drafter`.
         """
-        tokens = self._pick(self._process(logits, window), positions)
+        tokens = self._pick(self._process(logits, window), window, positions, law)
         if self.params.logprobs is None:
             return Picks(tokens)
         own = torch.log_softmax(logits, -1)
@@ -62,6 +68,10 @@ class Sampler:
         )
 
     def _process(self, logits: torch.Tensor, window: torch.Tensor) -> torch.Tensor:
+        """What the request changes about the model's distributions, row by row given the drafts before the row.
+
+        A grammar's mask will enter here, one row of allowed tokens for each row of the window.
+        """
         p, bufs = self.params, self.bufs
         if self.bias is not None:
             logits = logits + self.bias
@@ -73,7 +83,9 @@ class Sampler:
             logits = logits.masked_fill(early, float("-inf"))
         return logits
 
-    def _pick(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def _pick(
+        self, logits: torch.Tensor, window: torch.Tensor, positions: torch.Tensor, law: torch.Tensor | None
+    ) -> torch.Tensor:
         """argmax gives ties to the lower token."""
         p = self.params
         if p.greedy:
@@ -81,4 +93,6 @@ class Sampler:
         logits = (logits - logits.amax(-1, keepdim=True)) / self.temperature
         if p.top_k > 0 or p.top_p < 1 or p.min_p > 0:
             logits = truncate(logits, self.top_k, self.top_p, self.min_p)
+        if self.rejection:
+            return pick_or_reject(logits, window, law, positions + 1, self.bufs.seed)
         return (logits + gumbel(positions + 1, self.bufs.seed, logits.shape[-1])).argmax(-1)

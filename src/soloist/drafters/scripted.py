@@ -1,0 +1,62 @@
+"""The scripted drafter: proposes from a list of ids. For tests, and for benchmarks with a pinned acceptance."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+from soloist.errors import UserError
+from soloist.models.decoder import Decoder, Output
+from soloist.state.buffers import Buffers
+from soloist.state.sequence import Sequence
+
+FORMAT = '{"script": [ids...]}'
+
+
+class ScriptedDrafter:
+    """At output index i it proposes script[i : i + width]; behind the script's end its last token, again and again."""
+
+    name = "scripted"
+    taps: tuple[int, ...] = ()
+    confidence: torch.Tensor | None = None
+    law: torch.Tensor | None = None
+
+    def __init__(self, script: tuple[int, ...], width: int):
+        self.script, self.width = script, width
+
+    def bind(self, model: Decoder, sequence: Sequence, bufs: Buffers) -> None:
+        self._ids = torch.tensor(self.script, dtype=torch.int64, device=bufs.anchor.device)
+
+    def reset(self) -> None:
+        pass
+
+    def observe(self, out: Output, following: torch.Tensor, n: torch.Tensor) -> None:
+        pass
+
+    def propose(self, bufs: Buffers, width: int) -> torch.Tensor:
+        places = bufs.emitted + torch.arange(width, device=bufs.emitted.device)
+        return self._ids[places.clamp_max(len(self.script) - 1)]
+
+
+def read_script(path: Path, vocab_size: int, width: int) -> ScriptedDrafter:
+    """Raises: UserError for a file that cannot be read, is not of the FORMAT, or holds ids outside the vocabulary."""
+    try:
+        content = json.loads(path.read_text())
+    except OSError as error:
+        raise UserError(f"drafter_path={str(path)!r} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(f"drafter_path={str(path)!r} is not JSON ({error}); it must be {FORMAT}") from error
+    if not isinstance(content, dict) or set(content) != {"script"} or not isinstance(content["script"], list):
+        raise UserError(f"drafter_path={str(path)!r} must hold one object {FORMAT} and nothing else")
+    script = content["script"]
+    if not script:
+        raise UserError(f"drafter_path={str(path)!r} has an empty script; give at least one id")
+    for index, token in enumerate(script):
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+            raise UserError(
+                f"drafter_path={str(path)!r}: script[{index}] is {token!r}; "
+                f"ids are whole numbers from 0 to {vocab_size - 1}"
+            )
+    return ScriptedDrafter(tuple(script), width)
