@@ -1,6 +1,6 @@
-"""The command line. One module a command: `add_flags(parser)` and `run(args) -> exit code`, imported when it is called for.
+"""The command line. A command is a module here, imported when it is called for, and a line in COMMANDS.
 
-A new command is a module of that name and a line in COMMANDS.
+The module has `add_flags(parser)` and `run(args) -> exit code`; its docstring is what `--help` says.
 """
 
 from __future__ import annotations

