@@ -102,7 +102,7 @@ def _entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
 def _tensors(path: Path, entries: list[tuple[str, tuple[int, ...], int, int]], start: int, size: int) -> dict[str, TensorInfo]:
     tensors: dict[str, TensorInfo] = {}
     faults = []
-    end = start
+    end = 0
     for name, shape, number, offset in entries:
         dtype, numel = TYPE_NAMES.get(number, f"type {number}"), math.prod(shape)
         if name in tensors:
