@@ -18,7 +18,7 @@ ACCEPTED = "a folder with config.json and *.safetensors, or a .gguf file"
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A stored tensor. `dtype` is the stored type by its format's own name (BF16, Q4_1); `bytes` is its size in the file."""
+    """A stored tensor. `dtype`: the stored type by its format's own name (BF16, Q4_1); `bytes`: its size there."""
 
     name: str
     shape: tuple[int, ...]
@@ -43,7 +43,7 @@ class Checkpoint(Protocol):
     eos_token_ids: tuple[int, ...]
 
     def read(self, name: str) -> torch.Tensor:
-        """The tensor's values in memory of its own, in a floating dtype.   Raises: UserError if it has no such values."""
+        """The tensor's values in memory of its own, in a floating dtype.   Raises: UserError if there are none."""
         ...
 
     def names_by_file(self) -> list[list[str]]:
@@ -56,7 +56,7 @@ class Checkpoint(Protocol):
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a folder or a .gguf file.   Raises: UserError if it is neither, or if anything in it is missing or damaged."""
+    """Open a folder or a .gguf file.   Raises: UserError if it is neither, or if anything is missing or damaged."""
     path = Path(path)
     if path.is_dir():
         from soloist.weights.safetensors_folder import SafetensorsFolder

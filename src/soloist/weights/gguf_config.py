@@ -130,4 +130,4 @@ class _Keys:
     def finish(self) -> None:
         if self._left:
             listed = ", ".join(f"{self.arch}.{key}={str(value)[:40]}" for key, value in sorted(self._left.items()))
-            raise UserError(f"{self.path}: has settings this version does not know: {listed}; ignoring them could be wrong")
+            raise UserError(f"{self.path}: has settings we do not know: {listed}; ignoring them could be wrong")

@@ -1,7 +1,7 @@
 """GGUF files of the Llama and Qwen3 families, shown as a Hugging Face checkpoint.
 
-Quantised blocks become fp32 when a tensor is read, by the `gguf` library. Names and settings are translated, and the rows
-of q and k, which Llama files store in pairs for adjacent rotation, go back to halves.
+Quantised blocks become fp32 when a tensor is read, by the `gguf` library. Names and settings are translated, and the
+rows of q and k, which Llama files store in pairs for adjacent rotation, go back to halves.
 """
 
 from __future__ import annotations

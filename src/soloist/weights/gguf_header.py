@@ -1,8 +1,8 @@
 """The head of a GGUF file: its metadata, and where every tensor lies.
 
-Layout, little-endian: `GGUF`, u32 version, u64 tensors, u64 pairs; the pairs (key, type, value); for each tensor its name,
-dimensions (fastest first), type and offset; then the data, aligned. Source: the format's description in the ggml project.
-Read here, because the `gguf` library spends seconds on a vocabulary; it dequantises (see gguf_file).
+Layout, little-endian: `GGUF`, u32 version, u64 tensors, u64 pairs; the pairs (key, type, value); for each tensor its
+name, dimensions (fastest first), type and offset; then the data, aligned. Source: the format's description in the ggml
+project. Read here, because the `gguf` library spends seconds on a vocabulary; it dequantises (see gguf_file).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class GgufHeader:
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Raises: UserError for what is no GGUF file, is truncated, or stores tensors in types we do not read (all listed)."""
+    """Raises: UserError for what is no GGUF file, is truncated, or has tensors of types we do not read (all listed)."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -83,15 +83,19 @@ def _parse(path: Path, data: mmap.mmap, size: int) -> GgufHeader:
             metadata[key] = cursor.value(*cursor.numbers("I"))
         entries = [_entry(cursor) for _ in range(num_tensors)]
     except (_Damaged, struct.error, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: the header is truncated or damaged near byte {cursor.place:,}; download it again") from error
+        place = f"near byte {cursor.place:,}"
+        raise UserError(f"{path}: the header is truncated or damaged {place}; download it again") from error
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 1:
         raise UserError(f"{path}: has general.alignment={alignment!r}; a positive number is needed")
     return GgufHeader(metadata, _tensors(path, entries, -(-cursor.place // alignment) * alignment, size))
 
 
-def _entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
-    """Name, shape, type number, offset of one tensor."""
+Entry = tuple[str, tuple[int, ...], int, int]
+"""Name, shape, type number and offset of a tensor."""
+
+
+def _entry(cursor: _Cursor) -> Entry:
     name, (dims,) = cursor.text(), cursor.numbers("I")
     if dims > 8:
         raise _Damaged
@@ -99,7 +103,7 @@ def _entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
     return name, shape, *cursor.numbers("IQ")
 
 
-def _tensors(path: Path, entries: list[tuple[str, tuple[int, ...], int, int]], start: int, size: int) -> dict[str, TensorInfo]:
+def _tensors(path: Path, entries: list[Entry], start: int, size: int) -> dict[str, TensorInfo]:
     tensors: dict[str, TensorInfo] = {}
     faults = []
     end = 0

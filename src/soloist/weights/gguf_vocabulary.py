@@ -39,7 +39,7 @@ WORDS: dict[str, tuple[str, ...]] = {
 """`tokenizer.ggml.pre` -> expressions that cut a text into words, each applied to the pieces of the one before."""
 
 WHOLE_WORDS_FIRST = ("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken")
-"""A word that is a token is never merged up from its letters; these also begin a text with BOS unless told otherwise."""
+"""A word that is a token is never merged up from its letters; and a text begins with BOS unless the file says no."""
 
 COMPOSED = ("qwen2", "deepseek-r1-qwen")
 """Trained on text in Unicode's composed form (NFC)."""
@@ -68,7 +68,8 @@ class _Vocabulary:
         self.tokens: list[str] = self.setting("tokens")
         self.kinds: list[int] = self.setting("token_type", None) or [NORMAL] * len(self.tokens)
         if len(self.kinds) != len(self.tokens):
-            raise UserError(f"{path}: has {len(self.tokens)} tokens but {len(self.kinds)} token types; convert it again")
+            counts = f"{len(self.tokens)} tokens but {len(self.kinds)} token types"
+            raise UserError(f"{path}: has {counts}; convert the model again")
         if len(set(self.tokens)) < len(self.tokens):
             raise UserError(f"{path}: has a token twice in its vocabulary; convert the model again")
 
@@ -109,7 +110,12 @@ class _Vocabulary:
             return row
 
         special = {name: {"id": name, "ids": [i], "tokens": [name]} for i, name in names.items()}
-        return {"type": "TemplateProcessing", "single": around("A"), "pair": around("A", "B"), "special_tokens": special}
+        return {
+            "type": "TemplateProcessing",
+            "single": around("A"),
+            "pair": around("A", "B"),
+            "special_tokens": special,
+        }
 
 
 def _byte_level(vocabulary: _Vocabulary) -> dict[str, Any]:
@@ -130,15 +136,17 @@ def _byte_level(vocabulary: _Vocabulary) -> dict[str, Any]:
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*cuts, to_bytes]},
         "post_processor": vocabulary.framing(begins=pre in WHOLE_WORDS_FIRST),
         "decoder": to_bytes,
-        "model": {"type": "BPE", "vocab": vocabulary.ids(), "merges": merges, "ignore_merges": pre in WHOLE_WORDS_FIRST},
-    }
+        "model": {
+            "type": "BPE", "vocab": vocabulary.ids(), "merges": merges, "ignore_merges": pre in WHOLE_WORDS_FIRST,
+        },
+    }  # fmt: skip
 
 
 def _sentence_pieces(vocabulary: _Vocabulary) -> dict[str, Any]:
     """Spaces are written as the mark U+2581, letters without a token as their UTF-8 bytes."""
     for key in ("remove_extra_whitespaces", "precompiled_charsmap"):
         if vocabulary.setting(key, None):
-            raise UserError(f"{vocabulary.path}: the vocabulary rewrites text by tokenizer.ggml.{key}, which is not supported")
+            raise UserError(f"{vocabulary.path}: the vocabulary needs tokenizer.ggml.{key}, which is not supported")
     prefixed = vocabulary.setting("add_space_prefix", True)
     mark = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
     prefix = [{"type": "Prepend", "prepend": "▁"}] if prefixed else []
@@ -160,7 +168,8 @@ def _merges_by_score(vocabulary: _Vocabulary) -> list[list[str]]:
     """SentencePiece joins the pair whose joined piece scores best: every pair of pieces that is a piece, best first."""
     scores: list[float] = vocabulary.setting("scores")
     if len(scores) != len(vocabulary.tokens):
-        raise UserError(f"{vocabulary.path}: has {len(vocabulary.tokens)} tokens but {len(scores)} scores; convert it again")
+        counts = f"{len(vocabulary.tokens)} tokens but {len(scores)} scores"
+        raise UserError(f"{vocabulary.path}: has {counts}; convert the model again")
     plain = {t: i for i, t in enumerate(vocabulary.tokens) if vocabulary.kinds[i] in (NORMAL, USER_DEFINED)}
     pairs = []
     for token, i in plain.items():

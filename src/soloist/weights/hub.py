@@ -42,7 +42,7 @@ def resolve_model_path(model: str) -> Path:
 def _nano() -> Path:
     folder = Path(str(importlib.resources.files("soloist"))) / "nano"
     if not (folder / "config.json").exists():
-        raise UserError("nano: the built-in model is not in this version of soloist; use smollm2 or a model of your own")
+        raise UserError("nano: the built-in model is not in this version of soloist; use smollm2 or a model folder")
     return folder
 
 

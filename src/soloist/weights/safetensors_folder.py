@@ -55,9 +55,9 @@ def _check_is_model(path: Path) -> None:
         raise UserError(f"{path}: the folder is empty; a model folder holds config.json and *.safetensors")
     ggufs = [name for name in names if name.lower().endswith(".gguf")]
     if ggufs:
-        raise UserError(f"{path}: the folder has no config.json, but GGUF files: give the file itself, {path / ggufs[0]}")
+        raise UserError(f"{path}: has no config.json, but GGUF files; give the file itself: {path / ggufs[0]}")
     shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-    raise UserError(f"{path}: the folder has no config.json (it has {shown}); a model folder holds it beside *.safetensors")
+    raise UserError(f"{path}: has no config.json (it has {shown}); a model folder holds it beside *.safetensors")
 
 
 def _stored_tensors(path: Path) -> dict[str, TensorInfo]:

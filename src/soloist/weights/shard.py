@@ -64,7 +64,7 @@ def read_tensor(info: TensorInfo) -> torch.Tensor:
 def read_bytes(info: TensorInfo) -> torch.Tensor:
     """The stored bytes of one tensor, [bytes] uint8 in new memory."""
     values = torch.empty(info.bytes, dtype=torch.uint8)
-    target, done = memoryview(values.numpy()), 0
+    target, done = values.numpy().data, 0
     with info.file.open("rb", buffering=0) as file:
         file.seek(info.offset)
         while done < info.bytes:  # the system hands over 2 GiB at most in one go
@@ -128,7 +128,8 @@ def _check_layout(tensors: dict[str, TensorInfo], data_start: int, size: int) ->
     place = data_start
     for info in sorted(tensors.values(), key=lambda i: (i.offset, i.bytes)):
         if info.offset != place:
-            raise BadShard(f"has a damaged header ({info.name} {'overlaps' if info.offset < place else 'leaves a hole'})")
+            fault = "overlaps" if info.offset < place else "leaves a hole"
+            raise BadShard(f"has a damaged header ({info.name} {fault})")
         place += info.bytes
     if size < place:
         raise BadShard(f"is truncated ({size:,} of {place:,} bytes)")
