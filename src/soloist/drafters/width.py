@@ -103,8 +103,8 @@ class Survival:
     """Chance that a draft is accepted given that those before it were: what the drafter says, corrected by experience.
 
     At every place the drafter's confidence (PRIOR where it has none) is multiplied by accepted / expected there.
-    STRENGTH expected ones count as having gone as at the place before. Trials fade over MEMORY rounds, so what was given
-    up is tried again.
+    STRENGTH expected ones count as having gone as at the place before. Trials fade over MEMORY rounds, so that what was
+    given up is tried again.
     """
 
     PRIOR, MEMORY, STRENGTH = 0.8, 64, 2.0

@@ -23,8 +23,8 @@ def ngram_match(
     """Find the longest suffix of history[: end + 1] that also ends at an earlier place, and copy what followed it.
 
     Suffixes of more than `longest` tokens count as that long; of equally long ones the most recent is taken. A copy
-    that reaches the end of the text goes on with what it copied itself, so a loop is continued for ever. Without a match
-    the last token is repeated.
+    that reaches the end of the text goes on with what it copied itself, so a loop is continued for ever. Without a
+    match the last token is repeated.
 
     Args: history [S] int64, valid up to and including place end [1].
     Returns: (tokens [width] int64; length [1] int64 of the match, 0 for none).
