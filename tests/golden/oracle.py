@@ -122,6 +122,7 @@ def _clamp(model: Any, config: dict[str, Any]) -> None:
 
 def _steps(model: Any, prompt: list[int], following: list[int]) -> Any:
     """Logits [V] after the prompt and after each following token, decoded one by one with a cache."""
+    _forget_lengths(model)
     cache = None
     for ids in (prompt, *([token] for token in following)):
         out = model(torch.tensor([ids]), cache=cache, use_cache=True)
@@ -130,6 +131,7 @@ def _steps(model: Any, prompt: list[int], following: list[int]) -> Any:
 
 
 def _greedy(model: Any, prompt: list[int]) -> tuple[list[int], torch.Tensor]:
+    _forget_lengths(model)
     cache, ids, chosen, rows = None, prompt, [], []
     for _ in range(GREEDY_TOKENS):
         out = model(torch.tensor([ids]), cache=cache, use_cache=True)
@@ -138,6 +140,13 @@ def _greedy(model: Any, prompt: list[int]) -> tuple[list[int], torch.Tensor]:
         ids = [int(row.argmax())]
         chosen += ids
     return chosen, torch.stack(rows)
+
+
+def _forget_lengths(model: Any) -> None:
+    """Dynamic rope in transformers keeps the frequencies of the longest text so far: start as a new process would."""
+    rotary = model.model.rotary_emb
+    rotary.max_seq_len_cached = rotary.original_max_seq_len
+    rotary.inv_freq.copy_(rotary.original_inv_freq)
 
 
 def _pack(logits: torch.Tensor, streams: list[torch.Tensor], routes: dict[int, torch.Tensor]) -> Record:
