@@ -32,6 +32,14 @@ def record(kind: str, folder: Path, text: torch.Tensor) -> Record:
 
 
 @torch.inference_mode()
+def transformers_logits(folder: Path, kind: str, text: torch.Tensor) -> torch.Tensor:
+    """Logits [T, V] of one full prefill."""
+    write_checkpoint(folder, kind)
+    logits: torch.Tensor = load_transformers(folder)(text[None], use_cache=False).logits[0]
+    return logits
+
+
+@torch.inference_mode()
 def transformers_record(kind: str, folder: Path, text: torch.Tensor) -> Record:
     write_checkpoint(folder, kind)
     model = load_transformers(folder)
