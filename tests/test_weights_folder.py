@@ -114,7 +114,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no json": (lambda p: p.write_bytes(struct.pack("<Q", 4) + b"{{{{"), "has a damaged header"),
     "a list": (lambda p: raw_shard(p, [1]), "has a damaged header"),
     "no dtype": (lambda p: raw_shard(p, {"a": {"shape": [1]}}), "entry of a"),
-    "negative": (lambda p: raw_shard(p, {"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}), "numbers of a"),
+    "negative": (
+        lambda p: raw_shard(p, {"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}),
+        "numbers of a",
+    ),
     "wrong size": (
         lambda p: raw_shard(p, {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}, bytes(4)),
         "4 bytes for [2] of F32",
@@ -134,7 +137,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda p: raw_shard(p, {"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}, bytes(8)),
         "a leaves a hole",
     ),
-    "fp4": (lambda p: raw_shard(p, {"a": {"dtype": "F4", "shape": [2], "data_offsets": [0, 1]}}, b"0"), "holds a as F4"),
+    "fp4": (
+        lambda p: raw_shard(p, {"a": {"dtype": "F4", "shape": [2], "data_offsets": [0, 1]}}, b"0"),
+        "holds a as F4",
+    ),
     "fp8": (
         lambda p: raw_shard(p, {"a": {"dtype": "F8_E4M3", "shape": [1], "data_offsets": [0, 1]}}, b"0"),
         "holds a as F8_E4M3; readable are F64, F32, F16, BF16",

@@ -135,9 +135,7 @@ def test_rotating_halves_of_unpermuted_rows_is_rotating_pairs_of_stored_rows() -
     rows, angle = torch.randn(HEADS * HEAD_DIM), torch.randn(HEAD_DIM // 2)
     half = HEAD_DIM // 2
     pairs = rotate(rows.view(HEADS, HEAD_DIM), slice(0, None, 2), slice(1, None, 2), angle)
-    halves = rotate(
-        halves_from_pairs(rows, HEADS).view(HEADS, HEAD_DIM), slice(0, half), slice(half, None), angle
-    )
+    halves = rotate(halves_from_pairs(rows, HEADS).view(HEADS, HEAD_DIM), slice(0, half), slice(half, None), angle)
     assert torch.equal(halves_from_pairs(pairs.reshape(-1), HEADS).view(HEADS, HEAD_DIM), halves)
     wrong = rotate(rows.view(HEADS, HEAD_DIM), slice(0, half), slice(half, None), angle)
     assert not torch.allclose(wrong, halves)
@@ -257,10 +255,10 @@ def test_a_missing_library_is_named_with_its_install_line(tmp_path: Path, monkey
 def test_every_end_id_of_the_file_ends_a_text(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", tensors())
     assert open_checkpoint(path).eos_token_ids == ()
-    from soloist.weights.gguf_config import text_ids
+    from soloist.weights.gguf_config import end_ids
 
     ids = {"eos_token_id": 2, "eot_token_id": 5, "eom_token_id": 2}
-    assert text_ids({f"tokenizer.ggml.{key}": value for key, value in ids.items()}) == (2, 5)
+    assert end_ids({f"tokenizer.ggml.{key}": value for key, value in ids.items()}) == (2, 5)
 
 
 def test_names_are_json_safe(tmp_path: Path) -> None:

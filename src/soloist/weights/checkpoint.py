@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from soloist.errors import UserError
-
-if TYPE_CHECKING:
-    from soloist.text.source import TokenizerSource
+from soloist.text.source import TokenizerSource
 
 ACCEPTED = "a folder with config.json and *.safetensors, or a .gguf file"
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from soloist.errors import UserError
+from soloist.text.source import union_eos
 from soloist.weights.checkpoint import TensorInfo
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -60,10 +61,9 @@ def hf_config(
     return {name: value for name, value in config.items() if value is not None}
 
 
-def text_ids(metadata: dict[str, Any]) -> tuple[int, ...]:
+def end_ids(metadata: dict[str, Any]) -> tuple[int, ...]:
     """The ids that end a text, of a message or of a turn, in this order."""
-    found = (metadata.get(f"tokenizer.ggml.{key}") for key in EOS_KEYS)
-    return tuple(dict.fromkeys(token for token in found if token is not None))
+    return union_eos(*(metadata.get(f"tokenizer.ggml.{key}") for key in EOS_KEYS))
 
 
 def _dtype(tensors: dict[str, TensorInfo]) -> str:

@@ -16,9 +16,10 @@ import torch
 
 from soloist.errors import UserError
 from soloist.weights.checkpoint import TensorInfo, in_stored_order
-from soloist.weights.gguf_config import hf_config, text_ids
+from soloist.weights.gguf_config import end_ids, hf_config
 from soloist.weights.gguf_header import read_header
 from soloist.weights.shard import read_bytes
+from soloist.weights.tokenizer_files import gguf_source
 
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -48,9 +49,9 @@ class GgufFile:
         self.tensors = {hf_name(n): i for n, i in stored.items() if n != ROPE_FACTORS}
         factors = None if self._factors is None else self._factors.tolist()
         self.config = hf_config(path, header.metadata, self.tensors, factors)
-        self.eos_token_ids = text_ids(header.metadata)
+        self.eos_token_ids = end_ids(header.metadata)
         self.generation_config: dict[str, Any] = {"eos_token_id": list(self.eos_token_ids)}
-        self.tokenizer_source = None
+        self.tokenizer_source = gguf_source(path, header.metadata)
 
     def read(self, name: str) -> torch.Tensor:
         info = self.tensors[name]

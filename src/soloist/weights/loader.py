@@ -20,8 +20,8 @@ QUIET_BYTES = 1 << 30
 class Names:
     """Where a family's tensors go, and which left-over names are no fault.
 
-    destinations: checkpoint name -> `module path:slot`; ignored: patterns; twins: (name that may be stored a second time,
-    name it must equal), as a tied head that is stored all the same.
+    destinations: checkpoint name -> `module path:slot`; ignored: patterns; twins: (name that may be stored a second
+    time, name it must equal), as a tied head that is stored all the same.
     """
 
     destinations: dict[str, str]

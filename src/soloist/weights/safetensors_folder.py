@@ -8,9 +8,11 @@ from pathlib import Path
 import torch
 
 from soloist.errors import UserError
+from soloist.text.source import union_eos
 from soloist.weights.checkpoint import TensorInfo, in_stored_order
 from soloist.weights.json_file import read_object, read_object_if_any
 from soloist.weights.shard import READABLE, BadShard, read_header, read_tensor
+from soloist.weights.tokenizer_files import folder_eos, folder_source
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -31,8 +33,9 @@ class SafetensorsFolder:
         self.config = read_object(path / "config.json")
         self.generation_config = read_object_if_any(path / "generation_config.json")
         self.tensors = _stored_tensors(path)
-        self.tokenizer_source = None
-        self.eos_token_ids: tuple[int, ...] = ()
+        self.tokenizer_source = folder_source(path)
+        own = folder_eos(path, self.tokenizer_source)
+        self.eos_token_ids = union_eos(self.config.get("eos_token_id"), self.generation_config.get("eos_token_id"), own)
 
     def read(self, name: str) -> torch.Tensor:
         return read_tensor(self.tensors[name])
