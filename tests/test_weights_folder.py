@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from soloist.errors import UserError
+from soloist.models.registry import load_decoder, read_config
 from soloist.testing.checkpoints import write_checkpoint
 from soloist.weights import shard
 from soloist.weights.checkpoint import open_checkpoint
@@ -237,3 +238,34 @@ def test_whole_numbers_are_refused_only_when_they_are_read(tmp_path: Path) -> No
     assert torch.equal(checkpoint.read("w"), torch.ones(2))
     with pytest.raises(UserError, match="position_ids is stored as I64"):
         checkpoint.read("position_ids")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_values_that_are_no_numbers_are_refused_with_their_tensor(tmp_path: Path, value: float) -> None:
+    folder = write_checkpoint(tmp_path / "m", "llama")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"][3] = value
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(UserError, match="tensor model.norm.weight holds NaN or infinite values"):
+        load(folder)
+
+
+def test_wrong_missing_and_unexpected_tensors_are_named(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "m", "llama")
+    load(folder)
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors | {"model.norm.weight": torch.ones(5)}, folder / "model.safetensors")
+    with pytest.raises(UserError, match=r"model.norm.weight is \[5\]"):
+        load(folder)
+    save_file({"new": torch.ones(1)} | tensors, folder / "model.safetensors")
+    with pytest.raises(UserError, match="unexpected new"):
+        load(folder)
+    del tensors["model.norm.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(UserError, match="lacks model.norm.weight"):
+        load(folder)
+
+
+def load(folder: Path) -> None:
+    checkpoint = open_checkpoint(folder)
+    load_decoder(checkpoint, read_config(checkpoint.config), torch.float32, torch.device("cpu"))
