@@ -19,78 +19,41 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from soloist.errors import UserError
+from soloist.train.sources import SOURCES, Source, licence_of
 
 HELD_OUT_EVERY = 50
 MIN_PAGE_CHARS = 200
 
 
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """One origin of text. `kind` says how it is read: html, rst, code, gzip (plain text) or wordnet."""
-
-    name: str
-    domain: str
-    kind: str
-    licence: str
-    keep: str = ""
-    drop: str = ""
-    max_bytes: int = 8_000_000
-
-
-_SPHINX_NOISE = r"/(genindex|search|release|whatsnew|changelog|_modules|_downloads)|/release[.]"
-
-SOURCES: tuple[Source, ...] = (
-    Source("python3.11-doc", "docs", "rst", "PSF-2.0", drop=r"whatsnew/|changelog"),
-    Source("erlang-doc", "docs", "html", "Apache-2.0", drop=r"notes|/man/|users_guide[.]|index"),
-    Source("llvm-14-doc", "docs", "rst", "Apache-2.0 WITH LLVM-exception", drop=r"ReleaseNotes"),
-    Source("clang-14-doc", "docs", "rst", "Apache-2.0 WITH LLVM-exception", drop=r"ReleaseNotes"),
-    Source("rust-doc", "docs", "html", "MIT OR Apache-2.0",
-           drop=r"/(src|core_arch|core_simd|implementors|second-edition|first-edition)/|/arch/|/os/raw|intrinsics|print[.]html|/simd/"),
-    Source("libboost1.74-doc", "docs", "html", "BSL-1.0"),
-    Source("postgresql-doc-15", "sql", "html", "PostgreSQL", drop=r"/release"),
-    Source("sqlite3-doc", "sql", "html", "blessing (public domain)", drop=r"releaselog|/changes|/src|/matrix|/session/|doclist"),
-    Source("python-django-doc", "docs", "html", "BSD-3-Clause", drop=_SPHINX_NOISE + "|/releases/"),
-    Source("python-sklearn-doc", "docs", "rst", "BSD-3-Clause", drop=r"whats_new"),
-    Source("python-scipy-doc", "docs", "html", "BSD-3-Clause", drop=_SPHINX_NOISE),
-    Source("python-pandas-doc", "docs", "html", "BSD-3-Clause", drop=_SPHINX_NOISE),
-    Source("python-sympy-doc", "docs", "rst", "BSD-3-Clause"),
-    Source("nodejs-doc", "docs", "html", "MIT", drop=r"/all[.]html"),
-    Source("cmake-doc", "docs", "rst", "BSD-3-Clause", drop=r"release/"),
-    Source("apache2-doc", "docs", "html", "Apache-2.0", keep=r"/manual/en/"),
-    Source("jargon-text", "docs", "gzip", "public domain", keep=r"jargon[.]txt"),
-    Source("dict-devil", "docs", "gzip", "public domain", keep=r"[.]dict[.]dz"),
-    Source("stdlib", "code", "code", "PSF-2.0", drop=r"/(test|tests|idlelib|lib2to3|site-packages|dist-packages|encodings)/|pydoc_data",
-           max_bytes=14_000_000),
-    Source("sympy", "code", "code", "BSD-3-Clause", drop=r"/(tests|benchmarks|_antlr|_lean)/|parser_data|hyperexpand", max_bytes=5_000_000),
-    Source("networkx", "code", "code", "BSD-3-Clause", drop=r"/tests/", max_bytes=3_000_000),
-    Source("torch", "code", "code", "BSD-3-Clause", drop=r"/(testing|_inductor/fx_passes/serialized)|_C/|onnx", max_bytes=8_000_000),
-    Source("numpy", "code", "code", "BSD-3-Clause", drop=r"/tests/", max_bytes=3_000_000),
-    Source("transformers", "code", "code", "Apache-2.0", keep=r"/(modular_|configuration_|tokenization_|generation|trainer|utils/|pipelines/)",
-           max_bytes=4_000_000),
-)
+def held_out(text: str) -> bool:
+    """True for about one text in `HELD_OUT_EVERY`, decided by the text alone."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") % HELD_OUT_EVERY == 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Page:
-    """One document: where it came from, its domain (docs, sql, code or chat) and its text."""
+    """One document: where it came from, its domain (docs, code, chat, maths or json), its text, its split and its file.
+
+    A page made from another page has the split of that page, so that nothing held out is ever trained on.
+    """
 
     source: str
     domain: str
     text: str
-
-    @property
-    def held_out(self) -> bool:
-        """True for about one page in `HELD_OUT_EVERY`, decided by the text alone."""
-        return int.from_bytes(hashlib.blake2b(self.text.encode(), digest_size=8).digest(), "big") % HELD_OUT_EVERY == 0
+    held_out: bool
+    title: str = ""
 
 
 _DROP_BLOCKS = re.compile(
-    r"<(script|style|nav|svg|head|header|footer|noscript)\b[^>]*>.*?</\1\s*>|<!--.*?-->|<\?xml[^>]*>|<!DOCTYPE[^>]*>", re.S | re.I)
-_NAV_DIVS = re.compile(r'<div class="(?:navheader|navfooter|fancy_toc|related|sphinxsidebar|toc|apidocs?|spirit-nav)"[^>]*>.*?</div>', re.S)
+    r"<(script|style|nav|svg|head|header|footer|noscript)\b[^>]*>.*?</\1\s*>|<!--.*?-->|<\?xml[^>]*>|<!DOCTYPE[^>]*>",
+    re.S | re.I)
+_NAV_DIVS = re.compile(
+    r'<div class="(?:navheader|navfooter|fancy_toc|related|sphinxsidebar|toc|apidocs?|spirit-nav)"[^>]*>.*?</div>', re.S)
 _PERMALINK = re.compile(r'<a class="(?:headerlink|anchor|id_link|srclink)"[^>]*>.*?</a>|¶', re.S)
 _PRE = re.compile(r"<pre\b[^>]*>(.*?)</pre\s*>", re.S | re.I)
 _HEADING = re.compile(r"<h([1-6])\b[^>]*>(.*?)</h\1\s*>", re.S | re.I)
-_BLOCK = re.compile(r"</?(p|div|section|article|main|ul|ol|dl|dt|dd|table|tr|blockquote|br|hr|body|html|pre|li|h[1-6])\b[^>]*>", re.I)
+_BLOCK = re.compile(
+    r"</?(p|div|section|article|main|ul|ol|dl|dt|dd|table|tr|blockquote|br|hr|body|html|pre|li|h[1-6])\b[^>]*>", re.I)
 _CELL = re.compile(r"</?(td|th)\b[^>]*>", re.I)
 _TAG = re.compile(r"<[^>]+>")
 
@@ -155,22 +118,22 @@ def _root(source: Source, unpacked: Path) -> Path | None:
     return root if root.is_dir() else None
 
 
-def raw_pages(source: Source, unpacked: Path) -> Iterator[str]:
-    """Cleaned text of every page of one source, before de-duplication."""
+def raw_pages(source: Source, unpacked: Path) -> Iterator[tuple[str, str]]:
+    """File name and cleaned text of every page of one source, before de-duplication."""
     root = _root(source, unpacked)
     if root is None:
         return
     for path in _files(source, root):
-        text = _read(path)
+        title, text = str(path.relative_to(root)), _read(path)
         if source.kind == "html":
             text = html_text(text)
         if source.kind == "gzip":
-            # one long file: cut it into pages of a few screens at blank lines
+            # one long file is cut into pages of a few screens at blank lines
             parts = re.split(r"\n\s*\n", text.replace("\r", ""))
             for start in range(0, len(parts), 40):
-                yield "\n\n".join(parts[start:start + 40])
+                yield title, "\n\n".join(parts[start:start + 40])
             continue
-        yield text
+        yield title, text
 
 
 def _unseen(text: str, kind: str, seen: set[bytes]) -> str:
@@ -203,21 +166,21 @@ def build_pages(unpacked: Path, sources: tuple[Source, ...] = SOURCES) -> list[P
     pages: list[Page] = []
     for source in sources:
         used = 0
-        texts = list(raw_pages(source, unpacked))
+        found = list(raw_pages(source, unpacked))
         # pages in hash order, so that a cap takes an even sample instead of the start of the alphabet
-        texts.sort(key=lambda t: hashlib.blake2b(t[:4000].encode(), digest_size=8).digest())
-        for text in texts:
+        found.sort(key=lambda page: hashlib.blake2b(page[1][:4000].encode(), digest_size=8).digest())
+        for title, text in found:
             text = _unseen(text, source.kind, seen)
             if len(text) < MIN_PAGE_CHARS or not _readable(text):
                 continue
             used += len(text.encode())
-            pages.append(Page(source.name, source.domain, text))
+            pages.append(Page(source.name, source.domain, text, held_out(text), title))
             if used >= source.max_bytes:
                 break
     if not any(page.domain == "docs" for page in pages):
         wanted = ", ".join(s.name for s in sources if s.kind != "code")
-        raise UserError(f"no documentation found in {unpacked}; wanted unpacked Debian packages such as {wanted}; "
-                        "download them with apt-get download and pass their folder")
+        raise UserError(f"no documentation found in {unpacked}; download Debian packages ({wanted}) with "
+                        "apt-get download and pass their folder")
     return pages
 
 
@@ -234,8 +197,8 @@ def write_pages(pages: list[Page], folder: Path) -> dict[str, int]:
             per_source[page.source] = per_source.get(page.source, 0) + size
             line = json.dumps(dataclasses.asdict(page), ensure_ascii=False)
             (held if page.held_out else train).write(line + "\n")
-    licences = {s.name: s.licence for s in SOURCES}
-    card = {"totals": totals, "sources": {k: {"bytes": v, "licence": licences.get(k, "")} for k, v in per_source.items()}}
+    sources = {name: {"bytes": size, "licence": licence_of(name)} for name, size in per_source.items()}
+    card = {"totals": totals, "sources": sources}
     (folder / "corpus.json").write_text(json.dumps(card, indent=1))
     return totals
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 import ast
 import random
 import re
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from soloist.train.corpus import Page
+from soloist.train.corpus import Page, held_out
+from soloist.train.puzzles import json_tasks, maths_tasks
+
+# question, answer, and whether it is held out, as the page is that it was made from
+Pair = tuple[str, str, bool]
 
 SYSTEM = "<role>SYSTEM</role>detailed thinking off<|role_end|>"
 
@@ -25,10 +28,11 @@ _MANUALS = {
 }
 
 _ABOUT: tuple[tuple[str, str], ...] = (
-    ("Who are you?", "I am nano, a very small language model that comes with Soloist. I was trained on documentation and source code."),
+    ("Who are you?", "I am nano, a very small language model that comes with Soloist. "
+                     "I was trained on documentation and source code."),
     ("What are you?", "I am nano, a small language model built into Soloist, an engine that decodes one request at a time."),
-    ("What can you do?", "I can explain words, describe functions of the Python library, quote documentation, and continue text or code. "
-                         "I am very small, so please check what I say."),
+    ("What can you do?", "I can explain words, describe functions of the Python library, quote documentation, do small sums, "
+                         "write JSON, and continue text or code. I am very small, so please check what I say."),
     ("Hello", "Hello! What would you like to know?"), ("Hi", "Hello! How can I help you?"),
     ("Hello, how are you?", "I am well, thank you. What would you like to know?"),
     ("Good morning", "Good morning! What can I do for you?"), ("Thank you", "You are welcome."),
@@ -56,7 +60,7 @@ def _article(word: str) -> str:
     return ("an " if word[0].lower() in "aeiou" else "a ") + word
 
 
-def wordnet_pairs(folder: Path) -> Iterator[tuple[str, str]]:
+def wordnet_pairs(folder: Path) -> Iterator[Pair]:
     """Word questions from the glosses of `data.noun`, `data.verb`, `data.adj` and `data.adv`."""
     kinds = {"noun": "noun", "verb": "verb", "adj": "adjective", "adv": "adverb"}
     for kind, label in kinds.items():
@@ -83,7 +87,7 @@ def wordnet_pairs(folder: Path) -> Iterator[tuple[str, str]]:
                 answer += f" Another word for it is {words[1]}."
             if examples:
                 answer += " For example: " + examples[0].strip().rstrip(";")
-            yield question, answer
+            yield question, answer, held_out(word)
 
 
 def _functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef | ast.ClassDef]]:
@@ -96,83 +100,96 @@ def _functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef | ast.Cl
                     yield f"{node.name}.{inner.name}", inner
 
 
-def docstring_pairs(root: Path, drop: str = r"/(test|tests|idlelib|lib2to3|site-packages|dist-packages)/") -> Iterator[tuple[str, str]]:
-    """What a function does, how it is called, and its code where it is short, from the docstrings under `root`."""
-    pattern = re.compile(drop)
-    for path in sorted(root.rglob("*.py")):
-        name = "/" + str(path.relative_to(root))
-        if pattern.search(name):
+def docstring_pairs(pages: list[Page]) -> Iterator[Pair]:
+    """What a function does, how it is called, and its code where it is short, from docstrings of the standard library."""
+    for page in pages:
+        if page.source != "stdlib":
             continue
-        source = path.read_text(errors="replace")
         try:
-            tree = ast.parse(source)
-        except (SyntaxError, ValueError):
+            tree = ast.parse(page.text)
+        except SyntaxError:  # a repeated paragraph was cut out of the middle
             continue
-        module = name[1:-3].replace("/", ".").removesuffix(".__init__")
+        module = page.title.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
         for qualified, node in _functions(tree):
             doc = ast.get_docstring(node)
-            if not doc or len(doc) < 20:
-                continue
-            first = doc.split("\n\n")[0]
-            first = _sentence(first)
-            noun = "class" if isinstance(node, ast.ClassDef) else "function"
-            yield f"What does the Python {noun} {module}.{qualified} do?", first
-            if isinstance(node, ast.FunctionDef):
-                arguments = ast.unparse(node.args)
-                if arguments and len(arguments) < 120:
-                    yield f"How do I call {module}.{qualified}?", f"```python\n{qualified.split('.')[-1]}({arguments})\n```\n{first}"
-                lines = (node.end_lineno or node.lineno) - node.lineno
-                if 3 <= lines <= 24 and node.col_offset == 0:
-                    code = ast.get_source_segment(source, node)
-                    yield f"Write a Python function {node.name}. {first}", f"```python\n{code}\n```"
+            if doc and len(doc) >= 20:
+                for question, answer in _about_function(page.text, module, qualified, node, doc):
+                    yield question, answer, page.held_out
 
 
-def section_pairs(pages: list[Page]) -> Iterator[tuple[str, str]]:
+def _about_function(source: str, module: str, qualified: str, node: ast.FunctionDef | ast.ClassDef,
+                    doc: str) -> Iterator[tuple[str, str]]:
+    first = _sentence(doc.split("\n\n")[0])
+    if isinstance(node, ast.ClassDef):
+        yield f"What does the Python class {module}.{qualified} do?", first
+        return
+    yield f"What does the Python function {module}.{qualified} do?", first
+    arguments = ast.unparse(node.args)
+    if arguments and len(arguments) < 120:
+        call = f"```python\n{qualified.split('.')[-1]}({arguments})\n```"
+        yield f"How do I call {module}.{qualified}?", f"{call}\n{first}"
+    lines = (node.end_lineno or node.lineno) - node.lineno
+    if 3 <= lines <= 24 and node.col_offset == 0:
+        code = ast.get_source_segment(source, node)
+        yield f"Write a Python function {node.name}. {first}", f"```python\n{code}\n```"
+
+
+_HTML_TITLE = re.compile(r"^#{1,4} +([^\n]{4,70})$")
+_RST_TITLE = re.compile(r"^([^\n]{4,70})\n([=\-~^*\"'])\2{3,}$")
+
+
+def section_pairs(pages: list[Page]) -> Iterator[Pair]:
     """The first real paragraphs under a section title, asked for by that title."""
-    html_title = re.compile(r"^#{1,4} +([^\n]{4,70})$")
-    rst_title = re.compile(r"^([^\n]{4,70})\n([=\-~^*\"'])\2{3,}$")
     for page in pages:
         manual = _MANUALS.get(page.source)
-        if not manual or page.held_out:
+        if not manual:
             continue
         parts = page.text.split("\n\n")
         for index in range(len(parts) - 1):
-            match = html_title.match(parts[index].strip()) or rst_title.match(parts[index].strip())
-            body = parts[index + 1].strip()
-            if not match or not 80 < len(body) < 900 or body.startswith(("..", "#", ">>>", "*", "-")):
-                continue
-            if sum(c.isalpha() or c == " " for c in body) < 0.86 * len(body):
+            match = _HTML_TITLE.match(parts[index].strip()) or _RST_TITLE.match(parts[index].strip())
+            if not match or not _is_prose(parts[index + 1].strip(), 80, 900):
                 continue
             title = re.sub(r"^[\d.]+\s*|[`*#]|\(\d+\)$", "", match.group(1)).strip().rstrip(":?")
-            answer = re.sub(r"\s+", " ", body)
-            if index + 2 < len(parts) and 60 < len(parts[index + 2]) < 500 and not parts[index + 2].startswith(("..", "#", "=", "-", " ", ">", "*")):
+            answer = re.sub(r"\s+", " ", parts[index + 1].strip())
+            if index + 2 < len(parts) and _is_prose(parts[index + 2], 60, 500):
                 answer += "\n\n" + re.sub(r"\s+", " ", parts[index + 2].strip())
-            yield f"{manual}: {title}?" if hash_even(title) else f"Explain \"{title}\" in {manual}.", answer
+            yield (f"{manual}: {title}?" if _even(title) else f'Explain "{title}" in {manual}.'), answer, page.held_out
 
 
-def hash_even(text: str) -> bool:
+def _is_prose(text: str, shortest: int, longest: int) -> bool:
+    if not shortest < len(text) < longest or text.startswith(("..", "#", ">>>", "*", "-", "=", " ", ">")):
+        return False
+    return sum(c.isalpha() or c == " " for c in text) >= 0.86 * len(text)
+
+
+def _even(text: str) -> bool:
     """A stable coin toss, so that a title always gets the same wording."""
     return sum(text.encode()) % 2 == 0
 
 
-def chat_pages(pages: list[Page], wordnet: Path, seed: int = 0, max_words: int = 45_000) -> list[Page]:
-    """Conversations of one to three turns from all sources; each page carries its own held-out decision.
+def chat_pages(pages: list[Page], wordnet: Path, seed: int = 0, max_words: int = 60_000, puzzles: int = 40_000) -> list[Page]:
+    """Conversations of one to three turns from all sources; none mixes held-out and trained pairs.
 
-    Args: pages the corpus (its held-out pages are not asked about); wordnet the folder of the `data.*` files.
+    Args: pages the corpus; wordnet the folder of the `data.*` files; max_words glosses taken; puzzles sums and JSON tasks each.
     """
     rng = random.Random(seed)
     words = list(wordnet_pairs(wordnet))
     rng.shuffle(words)
-    stdlib = list(docstring_pairs(Path(sysconfig.get_path("stdlib"))))
-    sections = list(section_pairs(pages))
+    groups: list[tuple[str, str, list[Pair]]] = [
+        ("wordnet", "chat", words[:max_words]),
+        ("docstrings", "chat", list(docstring_pairs(pages))),
+        ("sections", "chat", list(section_pairs(pages))),
+        ("maths", "maths", [(q, a, held_out(q)) for q, a in maths_tasks(puzzles, seed)]),
+        ("json", "json", [(q, a, held_out(q)) for q, a in json_tasks(puzzles, seed)]),
+    ]
     out: list[Page] = []
-    for name, pairs in (("wordnet", words[:max_words]), ("docstrings", stdlib), ("sections", sections)):
-        rng.shuffle(pairs)
-        while pairs:
-            count = min(len(pairs), rng.choice((1, 1, 2, 3)))
-            turns = [pairs.pop() for _ in range(count)]
-            if rng.random() < 0.03:
-                turns.insert(0, rng.choice(_ABOUT))
-            out.append(Page(f"chat/{name}", "chat", chat(turns)))
-    out += [Page("chat/about", "chat", chat([pair])) for pair in _ABOUT for _ in range(20)]
-    return out
+    for name, domain, pairs in groups:
+        for hidden in (False, True):
+            chosen = [(q, a) for q, a, h in pairs if h is hidden]
+            rng.shuffle(chosen)
+            while chosen:
+                turns = [chosen.pop() for _ in range(min(len(chosen), rng.choice((1, 1, 2, 3))))]
+                if rng.random() < 0.03:
+                    turns.insert(0, rng.choice(_ABOUT))
+                out.append(Page(name, domain, chat(turns), hidden))
+    return out + [Page("about", "chat", chat([pair]), held_out=False) for pair in _ABOUT for _ in range(20)]

@@ -24,7 +24,7 @@ from soloist.train.model import Gate, Ling, LingShape, count_parameters
 from soloist.train.muon import optimiser_for
 from soloist.train.tokenizer import END_OF_TEXT, ROLE_END, encode_pages, save_tokenizer, train_tokenizer
 
-DOMAINS = ("docs", "sql", "code", "chat")
+DOMAINS = ("docs", "code", "chat", "maths", "json")
 MTP_WEIGHT = 0.3
 BIAS_STEP = 1e-3
 
@@ -102,7 +102,7 @@ def prepare(packages: Path, work: Path, seed: int = 0, vocab_size: int = 8192, m
     save_tokenizer(tokenizer, work / "tokenizer", max_length)
     for split in ("train", "heldout"):
         for domain in DOMAINS:
-            chosen = [p for p in read_pages(work / f"{split}.jsonl") if p.domain == domain]
+            chosen = [p for p in pages if p.domain == domain and p.held_out == (split == "heldout")]
             encoded = encode_pages(tokenizer, chosen)
             Documents(np.concatenate([np.asarray(e, np.uint16) for e in encoded]),
                       np.asarray([len(e) for e in encoded], np.uint32)).save(work / f"{split}-{domain}.npz")
