@@ -1,4 +1,4 @@
-"""Answer one prompt. The text goes to stdout as it comes; then a line on stderr says how fast it came, and why it ended.
+"""Answer one prompt. The text goes to stdout as it comes; then a line on stderr says how fast and why it ended.
 
 The prompt is continued as it stands; --chat sends it as a user's message through the model's chat template instead.
 
