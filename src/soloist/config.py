@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from soloist.errors import UserError
@@ -221,6 +222,11 @@ def environment_threads() -> int | None:
     """OMP_NUM_THREADS where it is set to a positive number, otherwise None."""
     value = os.environ.get("OMP_NUM_THREADS", "")
     return int(value) if value.isdigit() and int(value) > 0 else None
+
+
+def kernel_cache_folder() -> Path:
+    """Where Triton keeps compiled kernels."""
+    return Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache")
 
 
 def terminal_is_dumb() -> bool:

@@ -73,7 +73,7 @@ def _run(argv: list[str]) -> int:
     if name not in COMMANDS:
         raise UserError(_unknown(name))
     command = import_module(f"soloist.cli.{name}")
-    parser = Parser(f"soloist {name}", command.__doc__)
+    parser = Parser(f"soloist {name}", str(command.__doc__))
     command.add_flags(parser)
     code: int = command.run(parser.parse_args(rest))
     return code

@@ -1,6 +1,6 @@
 """Show how a model would run here: its shape, the resolved plan, the implementation of every op, and the speed limit.
 
-The limit is the time that memory takes to deliver the bytes of one token: no plain decoding is faster. Reads no weights.
+The limit is the time that memory takes to deliver the bytes of a token: no plain decoding is faster. Reads no weights.
 """
 
 from __future__ import annotations
