@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 from soloist.config import RopeConfig
@@ -35,19 +34,34 @@ class ConfigKeys:
             raise UserError(f"config.json lacks {name!r}, which this model family needs")
         return value
 
-    def whole(self, name: str, default: Any = _MISSING, low: int = 1) -> int:
+    def whole(self, name: str, default: Any = _MISSING, low: int = 1, high: int = 1 << 31) -> int:
         value = self.take(name, default)
         if value is None and default is not _MISSING:
             value = default
-        if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise UserError(f"config.json has {name}={value!r}; a whole number of at least {low} is needed")
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise UserError(f"config.json has {name}={value!r}; a whole number from {low} to {high} is needed")
         return value
 
-    def number(self, name: str, default: Any = _MISSING) -> float:
-        value = self.take(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise UserError(f"config.json has {name}={value!r}; a number is needed")
-        return float(value)
+    def number(self, name: str, default: Any = _MISSING, low: float = -math.inf) -> float:
+        return _number(name, self.take(name, default), low)
+
+    def layers(self) -> int:
+        """Their number, bounded before anything is built for each."""
+        return self.whole("num_hidden_layers", high=10_000)
+
+    def listed(self, name: str) -> list[Any] | None:
+        """A list, or None where the key is absent or null."""
+        value = self.take(name, None)
+        if value is not None and not isinstance(value, list):
+            raise UserError(f"config.json has {name}={value!r}; a list is needed")
+        return value
+
+    def mapping(self, name: str) -> dict[str, Any]:
+        """An object, empty where the key is absent or null."""
+        value = self.take(name, None)
+        if value is not None and not isinstance(value, dict):
+            raise UserError(f"config.json has {name}={value!r}; an object is needed")
+        return dict(value or {})
 
     def flag(self, name: str, default: Any = _MISSING) -> bool:
         value = self.take(name, default)
@@ -79,37 +93,58 @@ class ConfigKeys:
         return str(value).removeprefix("torch.")
 
 
+def _number(name: str, value: Any, low: float = -math.inf) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < low:
+        bound = "" if low == -math.inf else f" of at least {low:g}"
+        raise UserError(f"config.json has {name}={value!r}; a number{bound} is needed")
+    return float(value)
+
+
 def divides(part: int, whole: int, names: str) -> None:
     if whole % part:
         raise UserError(f"config.json: {names} do not divide ({whole} by {part})")
 
 
 def read_rope(keys: ConfigKeys, dim: int, max_positions: int, interleaved: bool = False) -> RopeConfig:
-    """Both spellings: rope_theta with rope_scaling, and transformers 5's rope_parameters."""
-    parameters = dict(keys.take("rope_parameters", None) or {})
-    scaling = {**parameters, **(keys.take("rope_scaling", None) or {})}
-    theta = float(scaling.pop("rope_theta", None) or keys.take("rope_theta", None) or 10000.0)
+    """Both spellings: rope_theta with rope_scaling, and transformers 5's rope_parameters.
+
+    Ling-3.0 turns all `dim` channels whatever its partial_rotary_factor says; elsewhere that factor has an effect.
+    """
+    if dim % 2:
+        raise UserError(f"config.json: the rotary width is {dim}; channels turn in pairs, so it must be even")
+    scaling = {**keys.mapping("rope_parameters"), **keys.mapping("rope_scaling")}
+    given = scaling.pop("rope_theta", None)
+    theta = _number("rope_theta", keys.take("rope_theta", 10000.0) if given is None else given, low=2.0)
     keys.ignore("rope_theta")
     kind = scaling.pop("rope_type", None) or scaling.pop("type", None) or "default"
     scaling.pop("type", None)
-    scaling.pop("partial_rotary_factor", None)
-    factors = tuple(keys.take("rope_freq_factors", None) or ())
+    partial = scaling.pop("partial_rotary_factor", None)
+    if partial not in (None, 1) and not interleaved:
+        raise UserError(f"config.json has partial_rotary_factor={partial!r}; only 1 is supported in this family")
     readers = {"default": _plain, "linear": _scaled, "dynamic": _dynamic, "yarn": _yarn, "llama3": _llama3}
-    if kind not in readers:
+    if kind not in list(readers):
         raise UserError(f"config.json has rope type {kind!r}; supported are {', '.join(readers)}")
     fields = readers[kind](scaling, max_positions)
-    if scaling and kind != "default":
+    if scaling:
         raise UserError(f"config.json has unknown rope settings for {kind!r}: {', '.join(sorted(scaling))}")
+    factors = tuple(_number("rope_freq_factors", value, low=1e-9) for value in keys.listed("rope_freq_factors") or ())
     return RopeConfig(dim, theta, kind, interleaved, freq_factors=factors, **fields)
 
 
-def _take(scaling: dict[str, Any], name: str, default: Any = _MISSING) -> float:
+def reach(rope: RopeConfig, max_positions: int) -> int:
+    """Positions a model may be run to: the stated ones, or as far as its rope variant stretches the trained ones."""
+    if rope.kind in ("dynamic", "yarn"):
+        return max(max_positions, int(rope.original_positions * rope.factor))
+    return max_positions
+
+
+def _take(scaling: dict[str, Any], name: str, default: Any = _MISSING, low: float = 1e-9) -> float:
     value = scaling.pop(name, default)
     if value is None and default is not _MISSING:
         value = default
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UserError(f"config.json: the rope settings lack a usable {name!r} (found {value!r})")
-    return float(value)
+    if value is _MISSING:
+        raise UserError(f"config.json: the rope settings lack {name!r}")
+    return _number(name, value, low)
 
 
 def _plain(scaling: dict[str, Any], max_positions: int) -> dict[str, Any]:
@@ -133,7 +168,7 @@ def _llama3(scaling: dict[str, Any], max_positions: int) -> dict[str, Any]:
 
 
 def _yarn(scaling: dict[str, Any], max_positions: int) -> dict[str, Any]:
-    original = int(_take(scaling, "original_max_position_embeddings", max_positions))
+    original = int(_take(scaling, "original_max_position_embeddings", max_positions, low=1))
     factor = _take(scaling, "factor", max_positions / original)
     mscale, all_dims = scaling.pop("mscale", None), scaling.pop("mscale_all_dim", None)
     given = scaling.pop("attention_factor", None)
@@ -153,11 +188,11 @@ def _mscale(factor: float, weight: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
-def layer_list(name: str, value: Iterable[Any] | None, num_layers: int) -> list[Any]:
-    """A per-layer list of the right length, or zeros where there is none."""
-    if value is None:
-        return [0] * num_layers
-    listed = list(value)
-    if len(listed) != num_layers:
-        raise UserError(f"config.json: {name} has {len(listed)} entries for {num_layers} layers")
-    return [entry or 0 for entry in listed]
+def layer_list(keys: ConfigKeys, name: str, num_layers: int) -> list[float]:
+    """A number a layer, 0 for null; zeros where there is no such list."""
+    values = keys.listed(name)
+    if values is None:
+        return [0.0] * num_layers
+    if len(values) != num_layers:
+        raise UserError(f"config.json: {name} has {len(values)} entries for {num_layers} layers")
+    return [_number(name, value or 0, low=0) for value in values]

@@ -9,7 +9,7 @@ from typing import Any
 
 from soloist.config import BlockConfig, KdaConfig, MlaConfig, MlpConfig, ModelConfig, MoeConfig
 from soloist.errors import UserError
-from soloist.models.keys import ConfigKeys, divides, layer_list, read_rope
+from soloist.models.keys import ConfigKeys, divides, layer_list, reach, read_rope
 from soloist.models.rules import Rules
 
 ARCHITECTURES = ("BailingMoeV3ForCausalLM",)
@@ -92,29 +92,27 @@ def config(hf: dict[str, Any]) -> ModelConfig:
     keys = ConfigKeys(hf)
     keys.ignore(*_DEAD)
     _refuse_other_laws(keys)
-    layers, first_dense = keys.whole("num_hidden_layers"), keys.whole("first_k_dense_replace", 0, low=0)
+    layers, first_dense = keys.layers(), keys.whole("first_k_dense_replace", 0, low=0)
     positions = keys.whole("max_position_embeddings")
     kda, mla = _kda(keys), _mla(keys, positions)
     dense = MlpConfig(keys.whole("intermediate_size"))
-    routed_limits = layer_list("expert_swiglu_limit_list", keys.take("expert_swiglu_limit_list", None), layers)
-    shared_limits = layer_list(
-        "share_expert_swiglu_limit_list", keys.take("share_expert_swiglu_limit_list", None), layers
-    )
+    routed_limits = layer_list(keys, "expert_swiglu_limit_list", layers)
+    shared_limits = layer_list(keys, "share_expert_swiglu_limit_list", layers)
     group = keys.whole("layer_group_size")
     blocks = []
     for i in range(layers):
         is_mla = (i + 1) % group == 0 or i >= group * (layers // group)
         mlp = dense if i < first_dense else _moe(keys, routed_limits[i], shared_limits[i])
         blocks.append(BlockConfig(mla if is_mla else kda, mlp))
-    mtp = keys.whole("num_nextn_predict_layers", 0, low=0)
+    mtp = keys.whole("num_nextn_predict_layers", 0, low=0, high=16)
     model = ModelConfig(
         family="ling",
         architecture=hf["architectures"][0],
         vocab_size=keys.whole("vocab_size"),
         hidden_size=keys.whole("hidden_size"),
-        norm_eps=keys.number("rms_norm_eps", 1e-6),
+        norm_eps=keys.number("rms_norm_eps", 1e-6, low=0),
         blocks=tuple(blocks),
-        max_positions=positions,
+        max_positions=reach(mla.rope, positions),
         tied_head=keys.flag("tie_word_embeddings", False),
         dtype=keys.dtype(),
         mtp_blocks=(BlockConfig(mla, _moe(keys, 0.0, 0.0)),) * mtp,
@@ -155,11 +153,11 @@ def _mla(keys: ConfigKeys, positions: int) -> MlaConfig:
     heads = keys.whole("num_attention_heads")
     keys.only("num_key_value_heads", heads)
     nope, rope_dim = keys.whole("qk_nope_head_dim"), keys.whole("qk_rope_head_dim")
-    scaling = keys.take("rope_scaling", None) or keys.take("rope_parameters", None) or {}
+    scaling = {**keys.mapping("rope_parameters"), **keys.mapping("rope_scaling")}
     rope = read_rope(keys, rope_dim, positions, interleaved=True)
     scale = (nope + rope_dim) ** -0.5
     if rope.kind == "yarn" and scaling.get("mscale_all_dim"):
-        raise UserError("config.json sets mscale_all_dim in its YaRN settings, which no Ling-3.0 recipe does; remove it")
+        raise UserError("config.json has mscale_all_dim in rope_scaling, which no Ling-3.0 recipe does; remove it")
     rank = keys.take("q_lora_rank", None)
     return MlaConfig(
         num_heads=heads,
@@ -178,20 +176,21 @@ def _moe(keys: ConfigKeys, routed_limit: float, shared_limit: float) -> MoeConfi
     divides(groups, experts, "num_experts and n_group")
     if top_groups > groups or top_k > top_groups * (experts // groups) or (groups > 1 and experts < 2 * groups):
         raise UserError(
-            f"config.json: cannot pick {top_k} of {experts} experts from {top_groups} of {groups} groups"
+            f"config.json: num_experts_per_tok={top_k} of num_experts={experts} cannot be picked from "
+            f"topk_group={top_groups} of n_group={groups}"
         )
     width, shared = keys.whole("moe_intermediate_size"), keys.whole("num_shared_experts", 0, low=0)
-    shared_width = keys.take("moe_shared_expert_intermediate_size", None) or width
+    shared_width = keys.whole("moe_shared_expert_intermediate_size", width)
     return MoeConfig(
         num_experts=experts,
         top_k=top_k,
         width=width,
         score="sigmoid",
         normalise=keys.flag("norm_topk_prob", True),
-        scaling=keys.number("routed_scaling_factor", 1.0),
+        scaling=keys.number("routed_scaling_factor", 1.0, low=0),
         num_groups=groups,
         top_groups=top_groups,
         selection_bias=keys.flag("moe_router_enable_expert_bias", True),
-        limit=float(routed_limit),
-        shared=MlpConfig(shared_width * shared, float(shared_limit)) if shared else None,
+        limit=routed_limit,
+        shared=MlpConfig(shared_width * shared, shared_limit) if shared else None,
     )

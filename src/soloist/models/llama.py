@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from soloist.config import BlockConfig, GqaConfig, MlpConfig, ModelConfig
-from soloist.models.keys import ConfigKeys, divides, read_rope
+from soloist.models.keys import ConfigKeys, divides, reach, read_rope
 from soloist.models.rules import Rules
 
 ARCHITECTURES = ("LlamaForCausalLM",)
@@ -52,8 +52,8 @@ def config(hf: dict[str, Any]) -> ModelConfig:
     bias = keys.flag("attention_bias", False)
     mixer = read_gqa(keys, positions, qk_norm=False, qkv_bias=bias, out_bias=bias)
     mlp = MlpConfig(keys.whole("intermediate_size"), bias=keys.flag("mlp_bias", False))
-    blocks = (BlockConfig(mixer, mlp),) * keys.whole("num_hidden_layers")
-    return finish_dense(keys, "llama", hf, blocks, positions)
+    blocks = (BlockConfig(mixer, mlp),) * keys.layers()
+    return finish_dense(keys, "llama", hf, blocks, reach(mixer.rope, positions))
 
 
 def read_gqa(keys: ConfigKeys, positions: int, *, qk_norm: bool, qkv_bias: bool, out_bias: bool) -> GqaConfig:
@@ -78,7 +78,7 @@ def finish_dense(
         architecture=hf["architectures"][0],
         vocab_size=keys.whole("vocab_size"),
         hidden_size=keys.whole("hidden_size"),
-        norm_eps=keys.number("rms_norm_eps", 1e-6),
+        norm_eps=keys.number("rms_norm_eps", 1e-6, low=0),
         blocks=blocks,
         max_positions=positions,
         tied_head=keys.flag("tie_word_embeddings", False),

@@ -7,7 +7,7 @@ from typing import Any
 from soloist.config import BlockConfig, MlpConfig, ModelConfig, MoeConfig
 from soloist.errors import UserError
 from soloist.models import llama
-from soloist.models.keys import ConfigKeys
+from soloist.models.keys import ConfigKeys, reach
 from soloist.models.rules import Rules
 
 ARCHITECTURES = ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
@@ -34,8 +34,8 @@ def config(hf: dict[str, Any]) -> ModelConfig:
     keys.only("hidden_act", "silu")
     keys.only("use_sliding_window", False)
     keys.ignore("sliding_window", "max_window_layers", "output_router_logits", "router_aux_loss_coef")
-    layers = keys.whole("num_hidden_layers")
-    if any(kind != "full_attention" for kind in keys.take("layer_types", None) or ()):
+    layers = keys.layers()
+    if any(kind != "full_attention" for kind in keys.listed("layer_types") or ()):
         raise UserError("config.json has layer_types other than 'full_attention'; sliding windows are not supported")
     positions = keys.whole("max_position_embeddings")
     bias = keys.flag("attention_bias", False)
@@ -44,11 +44,11 @@ def config(hf: dict[str, Any]) -> ModelConfig:
     routed = _moe(keys) if hf["architectures"][0] == "Qwen3MoeForCausalLM" else None
     blocks = []
     step = keys.whole("decoder_sparse_step", 1) if routed else 0
-    dense_layers = set(keys.take("mlp_only_layers", None) or ()) if routed else set()
+    dense_layers = keys.listed("mlp_only_layers") or [] if routed else []
     for i in range(layers):
         sparse = routed is not None and i not in dense_layers and (i + 1) % step == 0
         blocks.append(BlockConfig(mixer, routed if sparse and routed else dense))
-    return llama.finish_dense(keys, "qwen3", hf, tuple(blocks), positions)
+    return llama.finish_dense(keys, "qwen3", hf, tuple(blocks), reach(mixer.rope, positions))
 
 
 def _moe(keys: ConfigKeys) -> MoeConfig:

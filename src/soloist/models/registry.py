@@ -22,7 +22,7 @@ def family_of(hf: dict[str, Any]) -> ModuleType:
     """The family by `architectures`: model_type alone does not tell Ling-3.0 from Ling-2.6."""
     architectures = hf.get("architectures") or []
     for family in FAMILIES:
-        if architectures and architectures[0] in family.ARCHITECTURES:
+        if isinstance(architectures, list) and architectures[:1] and architectures[0] in family.ARCHITECTURES:
             return family
     known = ", ".join(name for family in FAMILIES for name in family.ARCHITECTURES)
     raise UserError(
