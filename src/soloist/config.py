@@ -164,6 +164,8 @@ class EngineConfig:
         _one_of("drafter", self.drafter, DRAFTERS)
         _one_of("acceptance", self.acceptance, ACCEPTANCES)
         _one_of("dtype", self.dtype, DTYPES)
+        if not isinstance(self.device, str):
+            raise UserError(f"device={self.device!r} is not one of auto, cpu, cuda, cuda:N")
         self._check_drafting()
         if self.context_length is not None:
             _whole("context_length", self.context_length, 2, 1 << 24)
@@ -302,22 +304,32 @@ class SamplingParams:
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
 
 
-def _stops(stop: Sequence[str] | str) -> tuple[str, ...]:
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+def _stops(stop: Sequence[str] | str | None) -> tuple[str, ...]:
+    """None, which OpenAI's clients send, is the same as nothing."""
+    stops = [stop] if isinstance(stop, str) else _listed("stop", stop)
     for text in stops:
         if not isinstance(text, str) or not text:
             raise UserError(f"stop={text!r} must be a non-empty string or a list of such strings")
-    return stops
+    return tuple(stops)
 
 
-def _ids(ids: Sequence[int]) -> tuple[int, ...]:
-    for token in ids:
+def _ids(ids: Sequence[int] | None) -> tuple[int, ...]:
+    listed = _listed("stop_token_ids", ids)
+    for token in listed:
         _whole("stop_token_ids", token, 0, 1 << 31)
-    return tuple(ids)
+    return tuple(listed)
+
+
+def _listed(name: str, value: Any) -> list[Any]:
+    if value is not None and not isinstance(value, list | tuple | set | frozenset):
+        raise UserError(f"{name}={value!r} must be a list")
+    return list(value or ())
 
 
 def _bias(bias: dict[int, float]) -> dict[int, float]:
     """OpenAI sends token ids as JSON strings; accept both."""
+    if not isinstance(bias, dict):
+        raise UserError(f"logit_bias={bias!r} must map token ids to numbers from -100 to 100")
     clean = {}
     for token, value in bias.items():
         if isinstance(token, str) and token.isdigit():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -143,14 +143,15 @@ class LLM:
     def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
         """Teacher-forced logits after every token of a text: [T, V] fp32, on the CPU."""
         self._check_open()
+        ids = tuple(_items(token_ids))
         with self._slot:
-            return self._engine.logits(tuple(token_ids)).cpu()
+            return self._engine.logits(ids).cpu()
 
     def encode(self, prompt: Prompt) -> list[int]:
         """The prompt's token ids. Raises: UserError for a prompt of no known kind, or text without a tokenizer."""
         if isinstance(prompt, str):
             return self._needs_tokenizer().encode(prompt)
-        items = list(prompt)
+        items = _items(prompt)
         if items and all(isinstance(item, dict) for item in items):
             tokenizer = self._needs_tokenizer()
             return tokenizer.encode(tokenizer.render_chat(items), add_special=False)  # type: ignore[arg-type]
@@ -176,6 +177,12 @@ class LLM:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _items(prompt: Any) -> list[Any]:
+    if isinstance(prompt, str) or not isinstance(prompt, Iterable):
+        raise UserError(f"the prompt is a {type(prompt).__name__}; give text, a list of token ids, or chat messages")
+    return list(prompt)
 
 
 class _Answer:
