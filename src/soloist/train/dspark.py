@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from soloist.errors import UserError
-from soloist.train.loop import Schedule, autocast, fit
+from soloist.train.loop import Schedule, autocast, fit_within
 from soloist.train.model import Ling, Norm
 from soloist.train.muon import optimiser_for
 from soloist.train.sample import Sequences
@@ -173,6 +173,22 @@ class Drafter(nn.Module):
         return out, self.confidence_head.proj(torch.cat([hidden, memory.to(hidden.dtype)], -1)).float()[..., 0]
 
 
+def combine(logits: Tensor, law: Tensor, confidence: Tensor, labels: Tensor, live: Tensor) -> dict[str, Tensor]:
+    """Losses and measures of blocks: logits, law [B, N, G, V]; confidence, labels and live (1 where supervised) [B, N, G]."""
+    weight = live * torch.exp(-torch.arange(live.shape[-1], device=live.device) / SLOT_DECAY)
+    total = weight.sum().clamp(min=1e-6)
+    guess = logits.log_softmax(-1)
+    ce = -guess.gather(-1, labels[..., None])[..., 0]
+    distance = (guess.exp() - law).abs().sum(-1)
+    accept = 1 - 0.5 * distance.detach()
+    sure = F.binary_cross_entropy_with_logits(confidence, accept, reduction="none")
+    ce, l1, bce = ((weight * x).sum() / total for x in (ce, distance, sure))
+    with torch.no_grad():
+        tau = 1 + (accept * live).cumprod(-1).sum(-1).mean()
+        first = (logits[..., 0, :].argmax(-1) == law[..., 0, :].argmax(-1)).float().mean()
+    return {"loss": CE_WEIGHT * ce + L1_WEIGHT * l1 + bce, "ce": ce, "l1": l1, "confidence": bce, "tau": tau, "first_agrees": first}
+
+
 class DsparkTask:
     """0.1 CE + 0.9 L1 to the target's law + confidence, over anchors drawn from the target's own text."""
 
@@ -181,6 +197,8 @@ class DsparkTask:
         self.batch, self.anchors, self.seed = batch, anchors, seed
         self.optimiser = optimiser_for(drafter, lr, weight_decay=0.0)
         self.tokens_per_step = batch * anchors * drafter.shape.block_size
+        on_gpu = texts.ids.is_cuda
+        self.combine = torch.compile(combine, dynamic=False) if on_gpu else combine
 
     def losses(self, step: int) -> dict[str, Tensor]:
         """Scalars of one step; `tau` is the expected acceptance length at temperature 1, teacher-forced."""
@@ -205,21 +223,7 @@ class DsparkTask:
         with torch.no_grad():
             states = hidden.gather(1, safe[..., None].expand(-1, -1, hidden.shape[-1]))
             law = F.linear(states, head).float().softmax(-1).view_as(logits)
-        return self._combine(logits, law, confidence, labels, live)
-
-    def _combine(self, logits: Tensor, law: Tensor, confidence: Tensor, labels: Tensor, live: Tensor) -> dict[str, Tensor]:
-        weight = live * torch.exp(-torch.arange(live.shape[-1], device=live.device) / SLOT_DECAY)
-        total = weight.sum().clamp(min=1e-6)
-        guess = logits.log_softmax(-1)
-        ce = -guess.gather(-1, labels[..., None])[..., 0]
-        distance = (guess.exp() - law).abs().sum(-1)
-        accept = 1 - 0.5 * distance.detach()
-        sure = F.binary_cross_entropy_with_logits(confidence, accept, reduction="none")
-        ce, l1, bce = ((weight * x).sum() / total for x in (ce, distance, sure))
-        with torch.no_grad():
-            tau = 1 + (accept * live).cumprod(-1).sum(-1).mean()
-            first = (logits[..., 0, :].argmax(-1) == law[..., 0, :].argmax(-1)).float().mean()
-        return {"loss": CE_WEIGHT * ce + L1_WEIGHT * l1 + bce, "ce": ce, "l1": l1, "confidence": bce, "tau": tau, "first_agrees": first}
+        return self.combine(logits, law, confidence, labels, live)
 
     def after_step(self, step: int) -> None:
         """Nothing outside the gradient."""
@@ -336,5 +340,5 @@ def train_dspark(target: Ling, texts: Sequences, folder: str | Path, *, mask_tok
                        intermediate_size=3 * target.shape.hidden_size, block_size=block, markov_rank=markov_rank)
     drafter = Drafter(shape, seed).to(target.lm_head.weight.device)
     task = DsparkTask(target, drafter, texts, batch, anchors, lr, seed)
-    fit(task, Schedule(lr, steps, warmup=0.04, decay=0.8), Path(folder), log_every=100, seconds=seconds, say=say)
+    fit_within(task, Schedule(lr, steps, decay=0.8), Path(folder), seconds, log_every=50, say=say)
     return drafter

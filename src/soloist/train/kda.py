@@ -38,7 +38,7 @@ def delta_rule(q: Tensor, k: Tensor, v: Tensor, f: Tensor, beta: Tensor, a_log: 
     kernel = _fla_kernel() if q.is_cuda else None
     if kernel is not None:
         return kernel(q=q, k=k, v=v, g=f, beta=beta, A_log=a_log, dt_bias=dt_bias, use_qk_l2norm_in_kernel=True,
-                      use_gate_in_kernel=True, safe_gate=True, lower_bound=lower_bound)[0]
+                      use_gate_in_kernel=True, safe_gate=True, lower_bound=lower_bound, disable_recompute=True)[0]
     scaled = unit(q) * q.shape[-1] ** -0.5
     return _chunked(scaled, unit(k), v.float(), decay(f, a_log, dt_bias, lower_bound), beta.float()).to(v.dtype)
 

@@ -20,6 +20,10 @@ from torch import Tensor, nn
 from soloist.train.muon import MuonAdam
 
 
+# steps that a run with a time budget measures its speed on
+REHEARSAL = 80
+
+
 class Task(Protocol):
     """What is trained: a module, its optimiser, and the loss of one step."""
 
@@ -38,16 +42,16 @@ class Task(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Learning rate over a run: linear warm-up, flat, then linear decay to zero over the last `decay` share."""
+    """Learning rate over a run: linear warm-up steps, flat, then linear decay to zero over the last `decay` share."""
 
     lr: float
     steps: int
-    warmup: float = 0.02
+    warmup: int = 100
     decay: float = 0.4
 
     def at(self, step: int) -> float:
         """Learning rate of a step counted from zero."""
-        warm = max(1, round(self.warmup * self.steps))
+        warm = min(self.warmup, 1 + self.steps // 10)
         left = max(1, round(self.decay * self.steps))
         return self.lr * min(1.0, (step + 1) / warm, (self.steps - step) / left)
 
@@ -79,7 +83,8 @@ def load_checkpoint(task: Task, folder: Path) -> int:
 
 
 def fit(task: Task, schedule: Schedule, folder: Path, *, clip: float = 1.0, log_every: int = 20, save_every: int = 0,
-        stop_after: int | None = None, seconds: float | None = None, say: Callable[[str], None] = print) -> list[dict[str, float]]:
+        stop_after: int | None = None, seconds: float | None = None,
+        say: Callable[[str], None] = print) -> list[dict[str, float]]:
     """Train from the last checkpoint to `schedule.steps` and write `log.jsonl` and `curves.png` into `folder`.
 
     Args: save_every steps between checkpoints (0: only at the end); stop_after end early at this step, as an interruption would;
@@ -115,9 +120,9 @@ def fit(task: Task, schedule: Schedule, folder: Path, *, clip: float = 1.0, log_
                 log.write(json.dumps(point) + "\n")
                 log.flush()
                 left = (last - step) * (now - began) / (step - first)
-                say(f"step {step}/{schedule.steps}  " + "  ".join(f"{n} {float(v.detach()):.4f}" for n, v in losses.items())
-                    + f"  {point['tokens_per_s'] / 1e3:.1f}k tok/s  {left:.0f} s left")
-                if seconds is not None and now - began > seconds:
+                values = "  ".join(f"{n} {float(v.detach()):.4f}" for n, v in losses.items())
+                say(f"step {step}/{last}  {values}  {point['tokens_per_s'] / 1e3:.1f}k tok/s  {left:.0f} s left")
+                if seconds is not None and now - began > seconds and step < last:
                     say(f"stopped at step {step}: the budget of {seconds:.0f} s is spent")
                     break
             if save_every and step % save_every == 0:
@@ -125,6 +130,27 @@ def fit(task: Task, schedule: Schedule, folder: Path, *, clip: float = 1.0, log_
     save_checkpoint(task, step, folder)
     draw_curves(folder)
     return points
+
+
+def fit_within(task: Task, schedule: Schedule, folder: Path, seconds: float | None, *, log_every: int = 20,
+               say: Callable[[str], None] = print) -> list[dict[str, float]]:
+    """`fit`, with the number of steps chosen from a time budget: the first `REHEARSAL` steps are timed, the rest follows.
+
+    The number is stored in `steps.json`, so that a resumed run keeps its schedule.
+    Args: schedule its `steps` count where `seconds` is None; seconds for everything, compilation included.
+    """
+    if seconds is None:
+        return fit(task, schedule, folder, log_every=log_every, say=say)
+    began, stored, points = time.perf_counter(), folder / "steps.json", []
+    if not stored.exists():
+        endless = dataclasses.replace(schedule, steps=1_000_000_000)
+        points = fit(task, endless, folder, log_every=REHEARSAL // 4, stop_after=REHEARSAL, say=say)
+        per_second = points[-1]["tokens_per_s"] / task.tokens_per_step
+        left = seconds - (time.perf_counter() - began)
+        stored.write_text(json.dumps(REHEARSAL + max(1, int(left * per_second * 0.97))))
+    steps = json.loads(stored.read_text())
+    rest = seconds - (time.perf_counter() - began)
+    return points + fit(task, dataclasses.replace(schedule, steps=steps), folder, log_every=log_every, seconds=rest, say=say)
 
 
 def draw_curves(folder: Path) -> None:

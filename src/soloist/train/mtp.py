@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from soloist.train.loop import Schedule, autocast, fit
+from soloist.train.loop import Schedule, autocast, fit_within
 from soloist.train.model import Ling, Mla, MtpBlock
 from soloist.train.muon import optimiser_for
 from soloist.train.sample import Sequences
@@ -131,5 +131,5 @@ def train_mtp(target: Ling, texts: Sequences, folder: str | Path, *, steps: int 
     mtp.load_state_dict({n: t.float() for n, t in target.mtp.state_dict().items()})
     mtp.mlp.gate.weight.requires_grad_(False)  # type: ignore[union-attr]
     task = MtpTask(target, mtp, texts, chained, batch, lr, seed)
-    fit(task, Schedule(lr, steps, decay=0.7), Path(folder), log_every=100, seconds=seconds, say=say)
+    fit_within(task, Schedule(lr, steps, decay=0.7), Path(folder), seconds, log_every=50, say=say)
     return mtp

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import functools
 import json
@@ -15,11 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from soloist.errors import UserError
-from soloist.train.corpus import build_pages, read_pages, unpack, write_pages
+from soloist.train.corpus import build_pages, unpack, write_pages
 from soloist.train.data import Batches, Documents, load_documents
 from soloist.train.export import save_model
 from soloist.train.instruct import chat_pages
-from soloist.train.loop import Schedule, autocast, fit
+from soloist.train.loop import Schedule, autocast, fit_within
 from soloist.train.model import Gate, Ling, LingShape, count_parameters
 from soloist.train.muon import optimiser_for
 from soloist.train.tokenizer import END_OF_TEXT, ROLE_END, encode_pages, save_tokenizer, train_tokenizer
@@ -109,13 +110,12 @@ def prepare(packages: Path, work: Path, seed: int = 0, vocab_size: int = 8192, m
 
 
 def train_nano(out: str | Path, work: str | Path, *, packages: str | Path | None = None, shape: LingShape | None = None,
-               steps: int = 6000, batch: int = 16, length: int = 4096, lr: float = 3e-3, seed: int = 0, device: str = "auto",
-               seconds: float | None = None, save_every: int = 500, stop_after: int | None = None,
-               say: Callable[[str], None] = print) -> dict[str, object]:
-    """Train nano and write its folder.
+               steps: int = 6000, minutes: float | None = None, batch: int = 16, length: int = 4096, lr: float = 3e-3,
+               seed: int = 0, device: str = "auto", say: Callable[[str], None] = print) -> dict[str, object]:
+    """Train nano's main layers and MTP layer and write its folder.
 
-    Args: out folder of the finished model; work folder for corpus, checkpoints and curves; packages folder of .deb files, needed
-        once; seconds wall-clock budget after which the run is cut and saved; stop_after stop early at this step.
+    Args: out folder of the finished model; work folder for corpus, checkpoints and curves; packages folder of .deb files,
+        needed once; minutes wall-clock budget that replaces `steps`.
     Returns: the run's card: steps, tokens, losses, held-out bits per byte per domain, versions.
     Raises: UserError where `work` holds no corpus and no packages are given.
     """
@@ -124,25 +124,50 @@ def train_nano(out: str | Path, work: str | Path, *, packages: str | Path | None
         prepare(Path(packages), work, seed)
     if not (work / "corpus.json").exists():
         raise UserError(f"no corpus in {work}; pass packages, a folder of Debian documentation packages")
-    place = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    place = place_of(device)
     documents = load_documents([work / f"train-{d}.npz" for d in DOMAINS])
     model = Ling(shape or LingShape(), seed).to(place)
     if place.type == "cuda":
         compile_blocks(model)
     task = NanoTask(model, Batches(documents, batch, length, seed), lr)
     began = time.perf_counter()
-    points = fit(task, Schedule(lr, steps), work / "run", save_every=save_every, seconds=seconds, stop_after=stop_after, say=say)
-    card = {
-        "parameters": count_parameters(model), "shape": dataclasses.asdict(model.shape), "steps": points[-1]["step"] if points else 0,
-        "tokens": (points[-1]["step"] if points else 0) * batch * length, "corpus_tokens": len(documents.ids),
-        "seconds": time.perf_counter() - began, "seed": seed, "lr": lr, "batch": batch, "length": length,
-        "torch": torch.__version__, "device": torch.cuda.get_device_name() if place.type == "cuda" else "cpu",
-        "final": points[-1] if points else {},
+    points = fit_within(task, Schedule(lr, steps), work / "run", None if minutes is None else 60 * minutes, say=say)
+    last = points[-1] if points else {"step": 0}
+    card: dict[str, object] = {
+        "parameters": count_parameters(model), "shape": dataclasses.asdict(model.shape), "steps": last["step"],
+        "tokens": last["step"] * batch * length, "corpus_tokens": len(documents.ids),
+        "seconds": round(time.perf_counter() - began, 1), "seed": seed, "lr": lr, "batch": batch, "length": length,
+        "torch": torch.__version__, "final": last,
+        "device": torch.cuda.get_device_name() if place.type == "cuda" else "cpu",
     }
     write_nano(model, work, out, length)
     card["held_out_bits_per_byte"] = evaluate(model, work, length)
     (out / "training.json").write_text(json.dumps(card, indent=1) + "\n")
     return card
+
+
+def place_of(device: str) -> torch.device:
+    """The device of a name; `auto` is the GPU where there is one."""
+    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `soloist train nano`."""
+    parser.add_argument("--out", default="runs/nano", help="folder of the finished model (default: runs/nano)")
+    parser.add_argument("--work", default="runs/work", help="folder of corpus, checkpoints and curves (default: runs/work)")
+    parser.add_argument("--packages", help="folder of Debian documentation packages (.deb); needed for the first run")
+    parser.add_argument("--steps", type=int, default=6000, help="steps of 65,536 tokens (default: 6000)")
+    parser.add_argument("--minutes", type=float, help="time budget that replaces --steps")
+    parser.add_argument("--batch", type=int, default=16, help="sequences per step (default: 16)")
+    parser.add_argument("--length", type=int, default=4096, help="tokens per sequence (default: 4096)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="auto", help="auto, cuda or cpu (default: auto)")
+
+
+def run(args: argparse.Namespace) -> dict[str, object]:
+    """`soloist train nano`: returns the card of the run."""
+    return train_nano(args.out, args.work, packages=args.packages, steps=args.steps, minutes=args.minutes, batch=args.batch,
+                      length=args.length, seed=args.seed, device=args.device)
 
 
 def write_nano(model: Ling, work: Path, out: Path, length: int) -> None:
