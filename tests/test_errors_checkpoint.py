@@ -99,7 +99,7 @@ SPOKEN_OF = {"rope_scaling": "rope", "rope_parameters": "partial_rotary_factor",
 """Part of the message where that is not the key itself."""
 
 
-@pytest.mark.parametrize(("kind", "name", "value"), BAD_SETTINGS, ids=[f"{k}-{n}-{i}" for i, (k, n, _) in enumerate(BAD_SETTINGS)])  # fmt: skip
+@pytest.mark.parametrize(("kind", "name", "value"), BAD_SETTINGS)
 def test_a_setting_we_cannot_run_is_named(kind: str, name: str, value: Any) -> None:
     message = refusal(lambda: read_config({**CONFIGS[kind], name: value}))
     assert SPOKEN_OF.get(name, name) in message, message

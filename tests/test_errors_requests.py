@@ -57,7 +57,8 @@ def test_min_tokens_above_max_tokens_is_refused() -> None:
 GOOD_PARAMS: dict[str, list[Any]] = {
     "temperature": [0, 0.0, 2.5], "top_p": [1, 1e-9], "top_k": [-1, 0, 1, 10**6], "min_p": [0, 1],
     "presence_penalty": [-2, 2], "frequency_penalty": [-2.0, 2.0], "repetition_penalty": [0.1, 1.5],
-    "seed": [None, 0, -1, (1 << 63) - 1], "max_tokens": [None, 1], "min_tokens": [0, 3], "stop": [(), None, "a", ["a", "b"]],
+    "seed": [None, 0, -1, (1 << 63) - 1], "max_tokens": [None, 1], "min_tokens": [0, 3],
+    "stop": [(), None, "a", ["a", "b"]],
     "stop_token_ids": [(), None, [0, 5]], "ignore_eos": [True], "logprobs": [None, 0, 20],
     "logit_bias": [None, {}, {"5": 100}, {5: -100}], "response_format": [None, {"type": "text"}],
 }  # fmt: skip

@@ -18,9 +18,20 @@ from soloist.state.sequence import Sequence
 from soloist.testing.checkpoints import random_tensors, save_checkpoint
 from tests.golden import ours
 from tests.golden.cases import (
-    FOLDER, GREEDY_PROMPTS, GREEDY_TOKENS, KINDS, LENGTH, PROMPT, ROWS, assert_equal, config_of, difference,
-    fingerprint, golden, text,
-)  # fmt: skip
+    FOLDER,
+    GREEDY_PROMPTS,
+    GREEDY_TOKENS,
+    KINDS,
+    LENGTH,
+    PROMPT,
+    ROWS,
+    assert_equal,
+    config_of,
+    difference,
+    fingerprint,
+    golden,
+    text,
+)
 
 rows = list(ROWS)
 decode_rows = [row - PROMPT for row in ROWS if row >= PROMPT]

@@ -1,4 +1,4 @@
-"""The references agree with each other: the naive Ling-3.0 with the golden files, these with transformers as installed."""
+"""The references agree: the naive Ling-3.0 with the golden files, and these with transformers as installed."""
 
 from __future__ import annotations
 

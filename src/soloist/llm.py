@@ -48,7 +48,7 @@ class StreamEvent:
 @dataclass(frozen=True)
 class Output:
     """A finished request. `stop_reason`: the stop string or the id from stop_token_ids that ended it, otherwise None.
-    `text` is empty for a model without a tokenizer; it ends before a stop string, token_ids with the token completing it.
+    `text` is empty for a model without a tokenizer; it ends before a stop string, token_ids after it.
     """
 
     token_ids: list[int]
@@ -154,8 +154,8 @@ class LLM:
         items = _items(prompt)
         if items and all(isinstance(item, dict) for item in items):
             tokenizer = self._needs_tokenizer()
-            return tokenizer.encode(tokenizer.render_chat(items), add_special=False)  # type: ignore[arg-type]
-        return items  # type: ignore[return-value]
+            return tokenizer.encode(tokenizer.render_chat(items), add_special=False)
+        return items
 
     def _needs_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:

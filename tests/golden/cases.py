@@ -21,7 +21,7 @@ NAIVE_ONLY = ("ling-tail",)
 """Transformers cannot run these; their golden files come from the naive implementation alone."""
 
 LENGTH, PROMPT = 150, 100
-"""Tokens of the text: more than two KDA chunks (64) and more than a page (128). Decoding starts after PROMPT of them."""
+"""Tokens of the text: more than two KDA chunks (64) and than a page (128). Decoding starts after PROMPT of them."""
 
 ROWS = (0, 1, 2, 3, 4, 15, 16, 31, 62, 63, 64, 65, 99, 100, 101, 112, 126, 127, 128, 129, 148, 149)
 """Rows whose logits and layer outputs are stored: the borders of blocks, chunks and pages, and a few between."""

@@ -15,8 +15,9 @@ from tests.golden.cases import GREEDY_PROMPTS, GREEDY_TOKENS, LING, NAIVE_ONLY, 
 from tests.naive_ling import LIMITS, NaiveLing
 
 Record = dict[str, np.ndarray]
-"""text [LENGTH]; logits [ROWS, V]; decode_logits [rows of ROWS from PROMPT on, V]; layers [L, ROWS, D]; argmax [LENGTH];
-greedy_<n> [GREEDY_TOKENS]; routes_<layer> [LENGTH, K], ascending; margin: the smallest lead of a choice.
+"""text [LENGTH]; logits [ROWS, V]; decode_logits [rows of ROWS from PROMPT on, V]; layers [L, ROWS, D];
+argmax [LENGTH]; greedy_<n> [GREEDY_TOKENS]; routes_<layer> [LENGTH, K], ascending; margin: the smallest lead of a
+choice.
 """
 
 
@@ -110,7 +111,7 @@ def load_transformers(folder: Path) -> Any:
 
 def _clamp(model: Any, config: dict[str, Any]) -> None:
     """Swap in Step-3.7's feed-forwards, which have the SwiGLU limits that the port of Ling-3.0 lacks."""
-    from transformers.models.step3p7.modeling_step3p7 import Step3p7MLP, Step3p7Experts
+    from transformers.models.step3p7.modeling_step3p7 import Step3p7Experts, Step3p7MLP
 
     routed, shared = (config[name] for name in LIMITS)
     settings = SimpleNamespace(

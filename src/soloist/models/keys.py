@@ -116,7 +116,7 @@ def read_rope(keys: ConfigKeys, dim: int, max_positions: int, interleaved: bool 
     given = scaling.pop("rope_theta", None)
     theta = _number("rope_theta", keys.take("rope_theta", 10000.0) if given is None else given, low=2.0)
     keys.ignore("rope_theta")
-    kind = scaling.pop("rope_type", None) or scaling.pop("type", None) or "default"
+    kind: Any = scaling.pop("rope_type", None) or scaling.pop("type", None) or "default"
     scaling.pop("type", None)
     partial = scaling.pop("partial_rotary_factor", None)
     if partial not in (None, 1) and not interleaved:

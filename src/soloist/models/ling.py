@@ -137,7 +137,7 @@ def _refuse_other_laws(keys: ConfigKeys) -> None:
     for name in ("use_bias", "use_qkv_bias", "use_nGPT", "up_proj_norm", "value_norm"):
         keys.only(name, False)
     if keys.take("short_conv_kernel_size", None) is None:
-        raise UserError("config.json has no short_conv_kernel_size: this is Ling-2.x (Lightning attention), not Ling-3.0")
+        raise UserError("config.json has no short_conv_kernel_size: this is Ling-2.x (Lightning attention)")
 
 
 def _kda(keys: ConfigKeys) -> KdaConfig:

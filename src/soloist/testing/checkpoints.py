@@ -110,7 +110,7 @@ def _draw(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
 
 
 def bell(key: str, count: int) -> np.ndarray:
-    """Bell-shaped numbers of mean 0 and variance 1: sums of four 16-bit uniforms from a Philox stream keyed by a string.
+    """Bell-shaped numbers of mean 0, variance 1: sums of four 16-bit uniforms from a Philox stream keyed by a string.
 
     Returns: [count] fp64.   The raw stream is fixed by its definition, unlike a library's normal deviates.
     """

@@ -67,7 +67,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "ling-mtp": {**LING_FLASH, "num_nextn_predict_layers": 1},
     "ling-clamped": {
         **LING_FLASH,
-        "expert_swiglu_limit_list": [0, 0, 0, 0.4, 0.4, 0.3], "share_expert_swiglu_limit_list": [0, 0, 0.5, 0.5, 0.4, 0.4],
+        "expert_swiglu_limit_list": [0, 0, 0, 0.4, 0.4, 0.3],
+        "share_expert_swiglu_limit_list": [0, 0, 0.5, 0.5, 0.4, 0.4],
     },
     "ling-tail": {
         **LING_FLASH, "num_hidden_layers": 5, "moe_shared_expert_intermediate_size": 40,

@@ -48,7 +48,7 @@ def write_tokenizer(folder: Path) -> dict[str, Any]:
     )
     tokenizer.train_from_iterator(SENTENCES, trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {
+    settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": SPECIAL[0],
         "eos_token": SPECIAL[2],
