@@ -48,7 +48,8 @@ class StreamEvent:
 @dataclass(frozen=True)
 class Output:
     """A finished request. `stop_reason`: the stop string or the id from stop_token_ids that ended it, otherwise None.
-    `text` is empty for a model without a tokenizer; it ends before a stop string, token_ids after it.
+    `text` is empty for a model without a tokenizer. It ends before a stop string; token_ids end with the token that
+    completes it.
     """
 
     token_ids: list[int]
