@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
+from io import TextIOWrapper
 
 from soloist import __version__
 from soloist.cli.flags import Parser
@@ -43,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     A UserError becomes one line on stderr and code 2. Ctrl+C gives 130, a reader that went away 141, both without a
     traceback.
     """
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a letter must not end the answer
     try:
         code = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()

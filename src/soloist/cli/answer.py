@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING
 from soloist.config import Plan, SamplingParams, terminal_is_dumb
 
 if TYPE_CHECKING:
-    from soloist.llm import LLM, Output, Prompt
+    from soloist.llm import LLM, Output, Prompt, StreamEvent
 
 REDRAW_S = 0.1
+
+VISIBLE = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+"""For terminals: a model may write control characters, and must not steer the terminal with them."""
 
 
 def answer(llm: LLM, prompt: Prompt, params: SamplingParams, quiet: bool = False) -> Output:
@@ -31,7 +34,7 @@ def answer(llm: LLM, prompt: Prompt, params: SamplingParams, quiet: bool = False
         status.show("reading the prompt")
         for event in events:
             if not quiet:
-                text = event.text if llm.tokenizer else "".join(f"{token} " for token in event.token_ids)
+                text = _shown(event, with_text=llm.tokenizer is not None)
                 sys.stdout.write(text)
                 sys.stdout.flush()
             if event.output is not None:
@@ -47,6 +50,12 @@ def answer(llm: LLM, prompt: Prompt, params: SamplingParams, quiet: bool = False
     return event.output
 
 
+def _shown(event: StreamEvent, with_text: bool) -> str:
+    if not with_text:
+        return "".join(f"{token} " for token in event.token_ids)
+    return event.text.translate(VISIBLE) if sys.stdout.isatty() else event.text
+
+
 def summary(output: Output, plan: Plan) -> str:
     """One line: counts, time to first token, time a token, rate, what drafting brought, why it ended."""
     times = output.timings
@@ -59,6 +68,8 @@ def summary(output: Output, plan: Plan) -> str:
     if plan.drafter != "none" and times.rounds:
         round_ms = times.decode_s * 1e3 / times.rounds
         parts.append(f"acceptance length {times.acceptance_length:.2f}, {round_ms:.2f} ms per round")
+        if times.speedup is not None:
+            parts.append(f"{times.speedup:.2f}x plain rounds of {times.plain_round_ms:.2f} ms")
     return " | ".join([*parts, _ending(output, plan)])
 
 
@@ -112,8 +123,8 @@ class StatusLine:
         self._next = 0.0
 
     def progress(self, count: int, seconds: float) -> None:
-        """Show tokens so far and their rate, at most every REDRAW_S."""
-        if self._on and seconds >= self._next:
+        """Show tokens so far and the rate since the first, at most every REDRAW_S."""
+        if self._on and seconds >= self._next and count > 1:
             self._next = seconds + REDRAW_S
             self.show(f"{count} tokens, {(count - 1) / seconds:.1f} tok/s, Ctrl+C stops")
 

@@ -59,6 +59,8 @@ def run(args: argparse.Namespace) -> int:
         output = answer(llm, prompt, params, quiet=args.json)
         if not args.json:
             print(summary(output, llm.plan), file=sys.stderr)
+            if llm.plan.drafter != "none" and output.timings.speedup is None and not args.compare:
+                print("no plain round ran to compare with; --compare measures the speed-up", file=sys.stderr)
         compared = None
         if args.compare and output.finish_reason != "cancelled":
             compared = compare(llm, prompt, params, output)
