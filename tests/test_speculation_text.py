@@ -21,7 +21,7 @@ from tests.test_windows import assert_same_state
 
 KINDS = list(models.CONFIGS)
 NAMES = list(DRAFTERS)
-LENGTH = 40
+LENGTH = 28
 
 
 def params(temperature: float = 0.0, **more: Any) -> SamplingParams:
@@ -43,14 +43,14 @@ def test_text_does_not_depend_on_the_drafter_or_its_width(kind: str, temperature
 @pytest.mark.parametrize("name", NAMES)
 def test_text_does_not_depend_on_any_width_of_any_drafter(name: str) -> None:
     asked = params(0.9, top_p=0.95)
-    answer = plain("ling-flash", asked)
+    answer = plain("qwen3", asked)
     for width in range(1, 16):
-        assert tokens(run(engine("ling-flash", DRAFTERS[name](answer, width)), asked)) == answer, width
+        assert tokens(run(engine("qwen3", DRAFTERS[name](answer, width)), asked)) == answer, width
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_text_does_not_depend_on_how_the_width_is_chosen(name: str) -> None:
-    asked = params(0.7, max_tokens=150)
+    asked = params(0.7, max_tokens=90)
     answer = plain("llama", asked)
     for _ in range(2):  # the second request starts with the costs that the first measured
         drafter = DRAFTERS[name](answer, 15)
@@ -70,8 +70,9 @@ REQUESTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("request_name", REQUESTS)
-@pytest.mark.parametrize("kind", ["ling-tiny", "qwen3"])
+@pytest.mark.parametrize(
+    "kind, request_name", [*(("qwen3", name) for name in REQUESTS), ("ling-tiny", "all"), ("llama-dynamic", "all")]
+)
 def test_every_parameter_gives_the_result_of_plain_decoding(kind: str, request_name: str) -> None:
     asked = params(**{"temperature": 0.7, **REQUESTS[request_name]})
     answer = plain(kind, asked)
@@ -84,7 +85,7 @@ def test_every_parameter_gives_the_result_of_plain_decoding(kind: str, request_n
 def test_an_end_inside_a_block_is_that_of_plain_decoding() -> None:
     """max_tokens at every residue, and every token of the answer as the stop token or end of text."""
     answer = plain("llama", params())
-    drafters = {name: engine("llama", DRAFTERS[name](answer, 7)) for name in ("oracle", "mixed", "wrong")}
+    drafters = {name: engine("llama", DRAFTERS[name](answer, 7)) for name in ("oracle", "mixed")}
     for end in range(1, 18):
         for name, served in drafters.items():
             found = run(served, params(max_tokens=end))
@@ -107,7 +108,7 @@ def logprobs(served: Engine, asked: SamplingParams) -> list[TokenLogprobs]:
     return [each for result in run(served, asked) for each in result.logprobs or ()]
 
 
-@pytest.mark.parametrize("kind", ["ling-flash", "llama"])
+@pytest.mark.parametrize("kind", ["qwen3-moe", "llama"])
 def test_logprobs_are_those_of_plain_decoding(kind: str) -> None:
     asked = params(0.8, logprobs=3)
     answer = plain(kind, asked)

@@ -72,31 +72,35 @@ class RoundCosts:
     SAMPLES, AGE, SLOPE = 7, 512, 0.03
 
     def __init__(self) -> None:
-        self._samples: dict[int, deque[tuple[int, float]]] = {}
+        self._samples: dict[int, deque[float]] = {}
+        self._heard: dict[int, int] = {}
+        self._medians: dict[int, float] = {}
         self._round = 0
 
     def learn(self, width: int, ms: float) -> None:
         self._round += 1
-        self._samples.setdefault(width, deque(maxlen=self.SAMPLES)).append((self._round, ms))
-        for old in [w for w, samples in self._samples.items() if samples[-1][0] < self._round - self.AGE]:
-            del self._samples[old]
+        self._samples.setdefault(width, deque(maxlen=self.SAMPLES)).append(ms)
+        self._medians[width], self._heard[width] = median(self._samples[width]), self._round
+        for old in [w for w, heard in self._heard.items() if heard < self._round - self.AGE]:
+            del self._samples[old], self._medians[old], self._heard[old]
 
     def measured(self, width: int) -> float | None:
         """Median of the last samples, None without any."""
-        samples = self._samples.get(width)
-        return None if samples is None else median(ms for _, ms in samples)
+        return self._medians.get(width)
 
     def __getitem__(self, width: int) -> float:
-        """At least one narrower width must have been measured."""
-        below = max(w for w in self._samples if w <= width)
-        low = self.measured(below)
-        assert low is not None
-        above = min((w for w in self._samples if w > width), default=None)
+        """A narrower width, or this one, must have been measured."""
+        below = max(w for w in self._medians if w <= width)
+        above = min((w for w in self._medians if w > width), default=None)
+        low = self._medians[below]
         if below == width or above is None:
             return low * (1 + self.SLOPE * (width - below))
-        high = self.measured(above)
-        assert high is not None
-        return low + (high - low) * (width - below) / (above - below)
+        return low + (self._medians[above] - low) * (width - below) / (above - below)
+
+    def at_most(self, width: int) -> float:
+        """A window costs at most as much more as it has more rows."""
+        below = max(w for w in self._medians if w <= width)
+        return self._medians[below] * (width + 1) / (below + 1)
 
 
 class Survival:
@@ -142,7 +146,7 @@ class AutoWidth:
         self.costs, self.survival = RoundCosts(), Survival(most)
         self.credit, self.refresh = 0.0, refresh
         self._confidence: Sequence[float] | None = None
-        self._believed: deque[Sequence[float] | None] = deque()
+        self._launched: deque[tuple[Sequence[float] | None, float]] = deque()  # believed, credit set aside
         self._last, self._since_plain = 0, 0
 
     @property
@@ -153,15 +157,21 @@ class AutoWidth:
         self.credit = max(self.credit, START_CREDIT)
         self.survival = Survival(self.widths[-1])
         self._confidence = confidence
-        self._believed.clear()
+        self._launched.clear()
         self._last = 0
 
     def choose(self) -> int:
-        self._believed.append(self._confidence)
         stale = self.plain_ms is None or self._since_plain >= self.refresh
         self._last = 0 if stale else self._best()
         self._since_plain = self._since_plain + 1 if self._last else 0
+        risk = self._risk(self._last) if self._last else 0.0
+        self.credit -= risk
+        self._launched.append((self._confidence, risk))
         return self._last
+
+    def _risk(self, width: int) -> float:
+        """Plain rounds lost if all drafts are rejected."""
+        return self.costs.at_most(width) / self.costs[0] - 1
 
     def _best(self) -> int:
         plain, chances = self.costs[0], self.survival.conditional(self._confidence)
@@ -171,17 +181,16 @@ class AutoWidth:
                 survives *= chances[j]
                 tokens += survives
                 j += 1
-            relative = self.costs[width] / plain
-            value = tokens / relative * (HYSTERESIS if width == self._last else 1.0)
-            if value > most and relative - 1 <= self.credit:
+            value = tokens * plain / self.costs[width] * (HYSTERESIS if width == self._last else 1.0)
+            if value > most and self._risk(width) <= self.credit:
                 best, most = width, value
         return best
 
     def learn(self, width: int, emitted: int, running: bool, ms: float, confidence: Sequence[float] | None) -> None:
         self.costs.learn(width, ms)
-        believed = self._believed.popleft()
+        believed, risk = self._launched.popleft()
         if running:  # what ended the request may have cut the round
             self.survival.learn(believed, width, emitted - 1)
         gained = emitted - ms / self.costs[0] if width else ALLOWANCE
-        self.credit = min(self.credit + gained, MOST_CREDIT)
+        self.credit = min(self.credit + risk + gained, MOST_CREDIT)
         self._confidence = confidence

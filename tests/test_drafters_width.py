@@ -1,0 +1,166 @@
+"""The choice of width finds the best one, and can never make decoding slower than plain by more than it may."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from soloist.drafters.width import ALLOWANCE, MOST_CREDIT, START_CREDIT, AutoWidth, FixedWidth, RoundCosts, Survival
+from soloist.drafters.width import WidthChoice
+
+PLAIN_MS = 10.0
+
+
+def cheap(width: int) -> float:
+    return PLAIN_MS * (1 + 0.05 * width)
+
+
+def steep(width: int) -> float:
+    return PLAIN_MS * (1 + 0.5 * width)
+
+
+def stairs(width: int) -> float:
+    return PLAIN_MS * (1 if width == 0 else 1.3 if width <= 3 else 2.5)
+
+
+def decode(
+    choice: WidthChoice,
+    tokens: int,
+    cost: Callable[[int], float],
+    accepted: Callable[[int, int], bool],
+    confidence: Callable[[int], list[float] | None] = lambda done: None,
+    lag: int = 0,
+    noise: float = 0.0,
+) -> tuple[float, list[int]]:
+    """Milliseconds and widths of decoding so many tokens. accepted(tokens done, place) judges a draft; the choice hears
+    of a round `lag` rounds late.
+    """
+    draw = random.Random(1)
+    choice.begin(confidence(0))
+    done, total, widths, unheard = 0, 0.0, [], []
+    while done < tokens:
+        width = choice.choose()
+        emitted = 1
+        while emitted <= width and accepted(done, emitted - 1):
+            emitted += 1
+        ms = cost(width) * (1 + noise * draw.random())
+        done, total = done + emitted, total + ms
+        widths.append(width)
+        unheard.append((width, emitted, True, ms, confidence(done)))
+        if len(unheard) > lag:
+            choice.learn(*unheard.pop(0))
+    return total, widths
+
+
+def best_fixed(tokens: int, cost: Callable[[int], float], make: Callable[[], Callable[[int, int], bool]]) -> float:
+    return min(decode(FixedWidth(w), tokens, cost, make())[0] for w in range(16))
+
+
+def bernoulli(chance: float) -> Callable[[], Callable[[int, int], bool]]:
+    def make() -> Callable[[int, int], bool]:
+        draw = random.Random(7)
+        return lambda done, place: draw.random() < chance
+
+    return make
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("chance", [0.0, 0.3, 0.6, 0.8, 0.95, 1.0])
+@pytest.mark.parametrize("cost", [cheap, steep, stairs])
+def test_the_choice_is_nearly_as_fast_as_the_best_width(cost: Callable[[int], float], chance: float, lag: int) -> None:
+    best = best_fixed(3000, cost, bernoulli(chance))
+    found, _ = decode(AutoWidth(15), 3000, cost, bernoulli(chance)(), lag=lag, noise=0.05)
+    assert found <= best * 1.12
+
+
+def test_negative_control_a_bad_fixed_width_is_far_from_the_best() -> None:
+    best = best_fixed(3000, steep, bernoulli(0.3))
+    found, _ = decode(FixedWidth(15), 3000, steep, bernoulli(0.3)())
+    assert found > best * 1.12
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("tokens", [50, 400, 3000])
+@pytest.mark.parametrize("lie", [None, 1.0])
+def test_drafting_for_nothing_costs_no_more_than_the_credit_and_the_allowance(
+    lie: float | None, tokens: int, lag: int
+) -> None:
+    """A drafter that is never right, and one that swears it is: the bound does not rest on estimates."""
+    for cost in (cheap, steep, stairs):
+        said = None if lie is None else [lie] * 15
+        found, widths = decode(AutoWidth(15), tokens, cost, lambda done, place: False, lambda done: said, lag)
+        assert found / PLAIN_MS <= tokens * (1 + ALLOWANCE) + START_CREDIT
+        assert any(widths), "nothing was ever tried"
+
+
+def test_a_turn_of_the_text_costs_at_most_what_drafting_had_won() -> None:
+    turn = 1500
+    choice = AutoWidth(15)
+    found, _ = decode(choice, 3000, steep, lambda done, place: done < turn and random.random() < 0.95)
+    assert found <= PLAIN_MS * 3000
+    assert choice.credit <= MOST_CREDIT
+
+
+def test_what_was_given_up_is_tried_again() -> None:
+    _, widths = decode(AutoWidth(15), 4000, cheap, lambda done, place: done > 1500)
+    late = widths[-50:]
+    assert sum(late) / len(late) > 10
+
+
+def test_confidence_decides_round_by_round() -> None:
+    """A drafter that knows when it is right, like prompt lookup, is used just then."""
+    sure = [0.95] * 15
+    unsure = [0.0] * 15
+
+    def copies(done: int) -> bool:
+        return (done // 100) % 2 == 1
+
+    found, widths = decode(
+        AutoWidth(15), 4000, stairs, lambda done, place: copies(done + place),
+        lambda done: sure if copies(done) else unsure,
+    )  # fmt: skip
+    assert widths.count(0) > 1900
+    assert found < 0.65 * 4000 * PLAIN_MS
+
+
+def test_confidence_is_corrected_by_experience() -> None:
+    survival = Survival(3)
+    for _ in range(100):
+        survival.learn([0.9] * 3, 3, 1)  # the first is always right, the second never
+    first, second, third = survival.conditional([0.9] * 3)
+    assert first > 0.97 and second < 0.06 and third < 0.06
+    assert survival.conditional([0.0] * 3) == [0.0] * 3
+    for _ in range(600):
+        survival.learn(None, 0, 0)
+    assert survival.conditional([0.9] * 3) == pytest.approx([0.9] * 3, abs=0.02)
+
+
+def test_costs_are_medians_and_what_never_ran_is_interpolated() -> None:
+    costs = RoundCosts()
+    for ms in (10.0, 11.0, 90.0, 10.0, 11.0):
+        costs.learn(0, ms)
+    costs.learn(4, 15.0)
+    assert costs[0] == 11.0 and costs[4] == 15.0 and costs[2] == 13.0
+    assert costs[8] == pytest.approx(15.0 * (1 + 4 * RoundCosts.SLOPE))
+    for _ in range(RoundCosts.AGE + 1):
+        costs.learn(0, 20.0)
+    assert costs.measured(4) is None and costs[0] == 20.0
+
+
+def test_the_first_round_and_every_so_many_are_plain_to_know_what_drafting_is_worth() -> None:
+    choice = AutoWidth(15, refresh=20)
+    assert choice.plain_ms is None
+    _, widths = decode(choice, 4000, cheap, lambda done, place: True)
+    plain = [index for index, width in enumerate(widths) if width == 0]
+    assert plain[0] == 0 and choice.plain_ms == PLAIN_MS
+    assert max(b - a for a, b in zip(plain, plain[1:], strict=False)) <= 21
+    assert len(plain) <= len(widths) / 20 + 2
+
+
+def test_near_ties_do_not_make_the_width_flicker() -> None:
+    _, widths = decode(AutoWidth(15), 6000, cheap, bernoulli(0.85)(), noise=0.03)
+    settled = [width for width in widths[100:] if width]
+    changes = sum(a != b for a, b in zip(settled, settled[1:], strict=False))
+    assert changes < len(settled) / 5
