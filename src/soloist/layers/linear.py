@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from soloist.ops.linear import PackedWeight, Weight, can_pack, linear, pack
+from soloist.ops.linear import PackedWeight, Weight, linear, pack
 
 
 def parameter(*shape: int, dtype: torch.dtype) -> nn.Parameter:
@@ -42,7 +42,7 @@ class Linear(Slotted):
         out_features = sum(parts.values())
         self.weight: nn.Parameter | None = parameter(out_features, in_features, dtype=dtype)
         self.bias = parameter(out_features, dtype=dtype) if bias else None
-        self._operand: Weight | None = None
+        self._operand: PackedWeight | None = None
 
     def slots(self) -> dict[str, torch.Tensor]:
         assert self.weight is not None, "packed weights cannot be filled"
@@ -57,9 +57,10 @@ class Linear(Slotted):
 
     def prepare(self) -> None:
         """Pack the weight for this machine's matrix kernel and free the plain one. Call after loading."""
-        if self.weight is not None and can_pack(self.weight):
+        if self.weight is not None:
             self._operand = pack(self.weight.data)
-            self.weight = None
+            if self._operand is not None:
+                self.weight = None
 
     @property
     def operand(self) -> Weight:

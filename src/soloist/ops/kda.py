@@ -49,7 +49,7 @@ def kda(
     """Args: projected [T, 5A + H] = q | k | v | f | z | b with A = H * D; conv_weight [3A, W] fp32; rate [H] = exp(A_log)
         and bias [H, D] fp32; norm = (weight [D], eps); history [R, 3A]; states [slots, H, D, D] fp32; start and live
         [1], on the device: first position and state slot to start from.
-    Writes: history at the window's positions; states[1 : T + 1], in prefill only states[0].
+    Writes: history at the window's positions; states as `kda_step`, in prefill as `kda_chunk`.
     Returns: [T, A] in projected's dtype.   Source: Kimi Linear paper; Ling-3.0 checkpoints.
     """
     T, (H, D) = projected.shape[0], bias.shape

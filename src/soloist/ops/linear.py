@@ -1,58 +1,69 @@
 """y = x W^T with the same bits for a row however many rows stand beside it.
 
-BLAS libraries take another path for one row (a matrix-vector product that sums in another order), so one row is sent
-as two equal ones. With two rows or more, weights on the left-hand side, every output is summed in the same order.
-In fp32 on x86 the weights are packed once in the layout the matrix kernel reads: that halves the time of a window of
-2 to 16 rows, which would otherwise repack the weights at each call.
+In fp32 on a CPU the weights are packed once in the layout that oneDNN's matrix kernel reads: a window of one row then
+runs at the speed of memory, and a window of several would otherwise repack the weights at each call.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
 
 from soloist.ops.cases import case, randn
 from soloist.ops.op import Case, op
+from soloist.ops.row_product import cancelling, row_product
+
+MANY_ROWS = 16
+"""The widest window. The packing is tuned for it and serves every other row count too."""
 
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """A weight [N, K] in the layout of MKL's packed matrix product. `like` only carries its shape."""
+    """A weight [N, K] in oneDNN's layout, multiplied by at least `tile` rows at a time."""
 
     packed: torch.Tensor
-    like: torch.Tensor
+    shape: tuple[int, int]
+    tile: int
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        T = x.shape[0]
+        if T < self.tile:
+            x = F.pad(x, (0, 0, 0, self.tile - T))
+        return torch.ops.mkldnn._linear_pointwise(x.contiguous(), self.packed, None, "none", [], "")[:T]
 
 
 Weight = torch.Tensor | PackedWeight
 
 
-def can_pack(weight: torch.Tensor) -> bool:
-    """Whether this weight can be packed here (fp32, on the CPU, MKL present, more than one output)."""
-    return (
-        weight.device.type == "cpu"
-        and weight.dtype == torch.float32
-        and weight.shape[0] > 1
-        and torch.backends.mkl.is_available()
-        and hasattr(torch.ops.mkl, "_mkl_linear")
-    )
+def pack(weight: torch.Tensor) -> PackedWeight | None:
+    """Pack a weight [N, K], whose original may be freed afterwards; None where that cannot be had.
+
+    The packed product must keep a row's bits in every company; that is tried once for every shape.
+    """
+    if weight.device.type != "cpu" or weight.dtype != torch.float32 or not torch.backends.mkldnn.is_available():
+        return None
+    tile = _packed_tile(tuple(weight.shape), torch.get_num_threads())
+    return None if tile is None else _packed(weight, tile)
 
 
-def pack(weight: torch.Tensor) -> PackedWeight:
-    """Pack a weight [N, K]. The original may be freed afterwards."""
-    assert can_pack(weight), (weight.device, weight.dtype, tuple(weight.shape))
-    packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, MANY_ROWS)
-    return PackedWeight(packed, weight.new_zeros(1).expand(weight.shape))
+def _packed(weight: torch.Tensor, tile: int) -> PackedWeight:
+    reorder = torch.ops.mkldnn._reorder_linear_weight
+    return PackedWeight(reorder(weight.contiguous(), MANY_ROWS), tuple(weight.shape), tile)
 
 
-MANY_ROWS = 16
-"""Row count the packing is tuned for. The packed layout serves every other count too."""
-
-
-def at_least_two(x: torch.Tensor) -> torch.Tensor:
-    """x [T, ...] with its only row repeated if T is 1."""
-    return x if x.shape[0] > 1 else torch.cat((x, x))
+@lru_cache(maxsize=None)
+def _packed_tile(shape: tuple[int, int], num_threads: int) -> int | None:
+    """The fewest rows, one or two, from which on the packed product gives a row the same bits in every company."""
+    weight, x = cancelling(*shape, -1.0), cancelling(MANY_ROWS, shape[1], 1.0)
+    for tile in (1, 2):
+        product = _packed(weight, tile)
+        whole = product(x)
+        if all(torch.equal(product(x[:T]), whole[:T]) for T in range(1, MANY_ROWS)):
+            return tile
+    return None
 
 
 def _case(T: int, K: int, N: int) -> Case:
@@ -65,22 +76,13 @@ def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) ->
 
     Args: x [T, K]; weight [N, K] in x's dtype, or that weight packed; bias [N].   Returns: [T, N] in x's dtype.
     """
-    rows = at_least_two(x)
     if isinstance(weight, PackedWeight):
-        y = torch.ops.mkl._mkl_linear(rows, weight.packed, weight.like, None, rows.shape[0])
-    elif x.dtype == torch.float32 and rows.shape[0] <= MANY_ROWS:
-        y = two_columns_mm(weight, rows)
+        y = weight(x)
+    elif x.shape[0] <= MANY_ROWS:
+        y = row_product(x, weight)
     else:
-        y = F.linear(rows, weight)
-    y = y[: x.shape[0]]
+        y = F.linear(x, weight)
     return y if bias is None else y + bias
-
-
-def two_columns_mm(weight: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """rows W^T computed as (W rows^T)^T, at least two rows [T, K]; a weight of one output is doubled as well."""
-    if weight.shape[0] == 1:
-        return torch.mm(torch.cat((weight, weight)), rows.t().contiguous())[:1].t()
-    return torch.mm(weight, rows.t().contiguous()).t()
 
 
 def _grouped_case(T: int, H: int, K: int, N: int) -> Case:
@@ -94,5 +96,4 @@ def grouped_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
     Args: x [T, H, K]; weight [H, N, K].   Returns: [T, H, N].
     """
-    columns = at_least_two(x).permute(1, 2, 0).contiguous()  # [H, K, T]
-    return torch.bmm(weight, columns).permute(2, 0, 1)[: x.shape[0]]
+    return row_product(x.transpose(0, 1), weight).transpose(0, 1)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from soloist.ops.cases import case, randn
-from soloist.ops.linear import at_least_two, two_columns_mm
 from soloist.ops.op import Case, op
+from soloist.ops.row_product import row_product
 from soloist.ops.swiglu import swiglu
 
 
@@ -40,10 +40,8 @@ def moe_experts(
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for slot in range(experts.shape[1]):
         chosen = experts[:, slot]
-        columns = x[:, :, None].expand(-1, -1, 2).contiguous()  # two equal columns: see ops/linear.py
-        gate = torch.bmm(gate_up.index_select(0, chosen), columns)[..., 0]
-        hidden = swiglu.reference(gate, limit)[:, :, None].expand(-1, -1, 2).contiguous()
-        y = torch.bmm(down.index_select(0, chosen), hidden)[..., 0]
+        gate = row_product(x[:, None], gate_up.index_select(0, chosen))[:, 0]
+        y = row_product(swiglu.reference(gate, limit)[:, None], down.index_select(0, chosen))[:, 0]
         out = out + y.float() * weights[:, slot, None]
     return out.to(x.dtype)
 
@@ -67,11 +65,8 @@ def _by_expert(
             slots_of.setdefault(expert, []).append(slot)
     for expert in sorted(rows_of):
         rows = torch.tensor(rows_of[expert])
-        hidden = swiglu(_mm(x.index_select(0, rows), gate_up[expert]), limit)
-        y = _mm(hidden, down[expert]).float()
+        hidden = swiglu(row_product(x.index_select(0, rows), gate_up[expert]), limit)
+        y = row_product(hidden, down[expert]).float()
         out.index_add_(0, rows, y * weights[rows, slots_of[expert], None])
     return out.to(x.dtype)
 
-
-def _mm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return two_columns_mm(weight, at_least_two(x))[: x.shape[0]]

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from soloist.ops.cases import case, randn
-from soloist.ops.linear import at_least_two
 from soloist.ops.op import Case, op
+from soloist.ops.row_product import row_product
 
 
 def in_order(cache: torch.Tensor, table: torch.Tensor | None) -> torch.Tensor:
@@ -48,26 +48,23 @@ def paged_attention(
     T, H, Dk = q.shape
     keys, values = in_order(keys, table), in_order(values, table)
     pages, G, P, Dv = values.shape
-    rows = at_least_two(q.float().view(T, G, H // G, Dk).transpose(1, 2).reshape(-1, G, Dk))  # [m, G, Dk]
-    m = rows.shape[0]
-    columns = rows.permute(1, 2, 0).expand(pages, G, Dk, m).reshape(-1, Dk, m)
-    scores = torch.bmm(keys.float().reshape(-1, P, Dk), columns).view(pages, G, P, m)
-    scores = scores.permute(1, 3, 0, 2).reshape(G, m, pages * P).mul_(scale)
-    scores.masked_fill_(_unseen(start, T, H // G, pages * P), float("-inf"))
+    m = T * (H // G)
+    rows = q.float().view(T, G, H // G, Dk).transpose(0, 1).reshape(1, G, m, Dk)
+    rows = rows.expand(pages, G, m, Dk).reshape(-1, m, Dk)
+    scores = row_product(rows, keys.float().reshape(-1, P, Dk)).view(pages, G, m, P)
+    scores = scores.permute(1, 2, 0, 3).reshape(G, m, pages * P).mul_(scale)
+    last_seen = start + torch.arange(m, device=q.device) // (H // G)
+    unseen = torch.arange(pages * P, device=q.device) > last_seen[:, None]  # [m, S]
+    scores.masked_fill_(unseen, float("-inf"))
     weights = scores.sub_(scores.amax(-1, keepdim=True)).exp_().view(G, m, pages, P)
     total = weights.sum(-1).cumsum(-1)[..., -1:]  # [G, m, 1]
-    by_page = torch.bmm(weights.permute(2, 0, 1, 3).reshape(-1, m, P), values.float().reshape(-1, P, Dv))
-    out, *others = by_page.view(pages, G, m, Dv).unbind()
+    weights = weights.permute(2, 0, 1, 3).reshape(-1, m, P)
+    by_page = row_product(weights, values.float().reshape(-1, P, Dv).transpose(1, 2)).view(pages, G, m, Dv)
+    out, *others = by_page.unbind()
     for page in others:
         out = out + page
-    out = (out / total)[:, : T * (H // G)].view(G, T, H // G, Dv)
+    out = (out / total).view(G, T, H // G, Dv)
     return out.transpose(0, 1).reshape(T, H, Dv).to(q.dtype)
-
-
-def _unseen(start: torch.Tensor, T: int, group: int, S: int) -> torch.Tensor:
-    """Which of S positions each row may not see: [max(T * group, 2), S] bool."""
-    last_seen = start + torch.arange(max(T * group, 2), device=start.device) // group
-    return torch.arange(S, device=start.device) > last_seen[:, None]
 
 
 def gather(cache: torch.Tensor, table: torch.Tensor | None, S: int) -> torch.Tensor:

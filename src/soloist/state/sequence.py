@@ -1,13 +1,14 @@
 """The state of the running sequence: a window gives room, `commit(n)` keeps its first n tokens, the rest never happened.
 
 Positional caches need nothing for that: readers stop at the length, the next window overwrites what lies beyond.
-Recurrent matrices are kept after every token of a window, in slots 1 .. T; committing n makes slot n the live one.
+Recurrent matrices are kept after every token of a window, in the T slots after the live one, round the end; committing n
+makes the n-th of them live, and 0 leaves the live one, which no window overwrites.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -62,6 +63,17 @@ class Window:
     base_length: torch.Tensor
     num_positions: int
     prefill: bool
+
+    @property
+    def width(self) -> int:
+        """Tokens that may be drafted: the first row is the anchor's."""
+        return self.positions.shape[0] - 1
+
+    def row(self, j: int) -> Window:
+        """The room of its j-th token alone, in a round."""
+        place = self.place
+        alone = Place(place.start + j, place.page[j : j + 1], place.offset[j : j + 1], place.table)
+        return replace(self, positions=self.positions[j : j + 1], place=alone)
 
     @property
     def num_pages(self) -> int:
@@ -125,6 +137,12 @@ class Sequence:
         states = torch.zeros((self.max_window + 1, *spec.state), dtype=torch.float32, device=self.device)
         return Recurrent(history, states, spec.conv_width)
 
+    def add(self, spec: PagedSpec) -> torch.Tensor:
+        """A cache beside the model's, for a drafter: in the same pages, so snapshots hold it too."""
+        cache = self._paged(spec, len(self.pages.table))
+        self.caches.append(cache)
+        return cache
+
     @property
     def recurrent(self) -> list[Recurrent]:
         return [cache for cache in self.caches if isinstance(cache, Recurrent)]
@@ -163,7 +181,7 @@ class Sequence:
     def commit(self, n: torch.Tensor) -> None:
         """Keep the first n [1] tokens of the last window; n on the device, 0 keeps none."""
         self.length += n
-        torch.where(n > 0, n, self.live, out=self.live)
+        self.live.add_(n).remainder_(self.max_window + 1)
 
     def commit_prefill(self, T: int) -> None:
         """Keep all T tokens of a prefill window: its recurrent state lies in slot 0."""
