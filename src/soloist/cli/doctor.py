@@ -75,17 +75,11 @@ def _threads() -> int:
 
 
 def _judge(model: str) -> Judged:
-    from soloist.runtime.assemble import DTYPES, resolve
+    from soloist.cli.explain import resolved
+    from soloist.runtime.assemble import DTYPES
     from soloist.runtime.traffic import token_traffic
-    from soloist.weights.checkpoint import open_checkpoint
-    from soloist.weights.hub import resolve_model_path
 
-    config = EngineConfig(model=model)
-    checkpoint = open_checkpoint(resolve_model_path(model))
-    try:
-        plan, shape = resolve(config, checkpoint)
-    finally:
-        checkpoint.close()
+    plan, shape = resolved(EngineConfig(model=model))
     weights = token_traffic(shape, DTYPES[plan.dtype], 0).weight_bytes
     return Judged(plan.device.split(":")[0], plan.parameter_bytes + plan.state_bytes, weights)
 

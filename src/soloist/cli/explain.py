@@ -30,16 +30,10 @@ def run(args: argparse.Namespace) -> int:
 
     import torch
 
-    from soloist.runtime.assemble import DTYPES, resolve
+    from soloist.runtime.assemble import DTYPES
     from soloist.runtime.traffic import read_rate, token_traffic
-    from soloist.weights.checkpoint import open_checkpoint
-    from soloist.weights.hub import resolve_model_path
 
-    checkpoint = open_checkpoint(resolve_model_path(config.model))
-    try:
-        plan, model = resolve(config, checkpoint)
-    finally:
-        checkpoint.close()
+    plan, model = resolved(config)
     device = torch.device(plan.device)
     if device.type == "cpu":
         torch.set_num_threads(plan.threads)
@@ -48,6 +42,19 @@ def run(args: argparse.Namespace) -> int:
     record = explanation(plan, model, traffic, read_rate(device), op_table(device.type))
     print(json.dumps(record) if args.json else "\n\n".join(as_text(record)))
     return 0
+
+
+def resolved(config: EngineConfig) -> tuple[Plan, ModelConfig]:
+    """The plan and the shape of a model, without its weights.   Raises: UserError for what cannot be had."""
+    from soloist.runtime.assemble import resolve
+    from soloist.weights.checkpoint import open_checkpoint
+    from soloist.weights.hub import resolve_model_path
+
+    checkpoint = open_checkpoint(resolve_model_path(config.model))
+    try:
+        return resolve(config, checkpoint)
+    finally:
+        checkpoint.close()
 
 
 def explanation(
