@@ -226,6 +226,13 @@ def test_two_interrupts_leave_at_once(long: Path) -> None:
     assert process.returncode == 130 and b"Traceback" not in said
 
 
+def test_a_terminal_that_lacks_a_letter_shows_another(folder: Path) -> None:
+    command = [sys.executable, "-m", "soloist", "generate", "-m", str(folder), PROMPT, "-n", "60", "--ignore-eos"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, env=environment)
+    assert done.returncode == 0 and done.stdout.isascii() and b"?" in done.stdout
+
+
 def test_a_reader_that_goes_away_ends_the_program_quietly(long: Path) -> None:
     process = start(long)
     read_some(process)

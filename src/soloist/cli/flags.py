@@ -61,7 +61,7 @@ Config = TypeVar("Config", EngineConfig, SamplingParams)
 class Parser(argparse.ArgumentParser):
     """argparse whose complaints are one line, raised as UserError, and whose description keeps its paragraphs."""
 
-    def __init__(self, prog: str, description: str):
+    def __init__(self, prog: str, description: str = "", **settings: Any):
         paragraphs = [p if p.startswith(" ") else textwrap.fill(p, 78) for p in description.strip("\n").split("\n\n")]
         super().__init__(
             prog,
@@ -69,6 +69,7 @@ class Parser(argparse.ArgumentParser):
             description="\n\n".join(paragraphs),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
+            **settings,
         )
 
     def error(self, message: str) -> NoReturn:
