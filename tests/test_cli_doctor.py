@@ -160,6 +160,10 @@ def test_faults_of_a_gpu(faults: dict[str, str], expected: list[str]) -> None:
     assert verdicts(gpu.check_gpus(f"{row}\n{row}\n", "")) == expected * 2
 
 
+def test_a_driver_that_does_not_answer_is_a_fault() -> None:
+    assert verdicts(gpu.check_gpus("", "")) == ["slow"]
+
+
 def test_programs_on_a_gpu_are_named() -> None:
     row = ", ".join(GPU[name] for name in gpu.FIELDS)
     found = gpu.check_gpus(row, "4242, /usr/bin/python3, 1234\n")

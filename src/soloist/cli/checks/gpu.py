@@ -15,24 +15,26 @@ FIELDS = (
 
 
 def query_gpus() -> tuple[str, str] | None:
-    """nvidia-smi's rows of FIELDS, and of computing processes; None where there is no nvidia-smi that answers."""
+    """nvidia-smi's rows of FIELDS, and of computing processes; empty if it fails, None where there is none."""
     if shutil.which("nvidia-smi") is None:
         return None
     gpus = _nvidia_smi(f"--query-gpu={','.join(FIELDS)}")
-    return None if gpus is None else (gpus, _nvidia_smi("--query-compute-apps=pid,process_name,used_memory") or "")
+    return gpus, _nvidia_smi("--query-compute-apps=pid,process_name,used_memory")
 
 
-def _nvidia_smi(query: str) -> str | None:
+def _nvidia_smi(query: str) -> str:
     command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 else None
+        return ""
+    return done.stdout if done.returncode == 0 else ""
 
 
 def check_gpus(gpus: str, processes: str) -> list[Finding]:
     """Args: the rows of `query_gpus`."""
+    if not gpus.strip():
+        return [slow("GPU", "nvidia-smi is installed, but shows no GPU", "run nvidia-smi: it says what the driver lacks")]
     found = []
     for row in gpus.strip().splitlines():
         found += _check_gpu(dict(zip(FIELDS, (value.strip() for value in row.split(",")), strict=True)))
