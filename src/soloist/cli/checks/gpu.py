@@ -34,7 +34,7 @@ def _nvidia_smi(query: str) -> str:
 def check_gpus(gpus: str, processes: str) -> list[Finding]:
     """Args: the rows of `query_gpus`."""
     if not gpus.strip():
-        return [slow("GPU", "nvidia-smi is installed, but shows no GPU", "run nvidia-smi: it says what the driver lacks")]
+        return [slow("GPU", "nvidia-smi is there, but shows no GPU", "run nvidia-smi: it says what is wrong")]
     found = []
     for row in gpus.strip().splitlines():
         found += _check_gpu(dict(zip(FIELDS, (value.strip() for value in row.split(",")), strict=True)))
