@@ -7,8 +7,16 @@ from collections.abc import Callable
 
 import pytest
 
-from soloist.drafters.width import ALLOWANCE, MOST_CREDIT, START_CREDIT, AutoWidth, FixedWidth, RoundCosts, Survival
-from soloist.drafters.width import WidthChoice
+from soloist.drafters.width import (
+    ALLOWANCE,
+    MOST_CREDIT,
+    START_CREDIT,
+    AutoWidth,
+    FixedWidth,
+    RoundCosts,
+    Survival,
+    WidthChoice,
+)
 
 PLAIN_MS = 10.0
 
@@ -88,8 +96,8 @@ def test_drafting_for_nothing_costs_no_more_than_the_credit_and_the_allowance(
     lie: float | None, tokens: int, lag: int
 ) -> None:
     """A drafter that is never right, and one that swears it is: the bound does not rest on estimates."""
+    said = None if lie is None else [lie] * 15
     for cost in (cheap, steep, stairs):
-        said = None if lie is None else [lie] * 15
         found, widths = decode(AutoWidth(15), tokens, cost, lambda done, place: False, lambda done: said, lag)
         assert found / PLAIN_MS <= tokens * (1 + ALLOWANCE) + START_CREDIT
         assert any(widths), "nothing was ever tried"
