@@ -8,15 +8,18 @@ from functools import cache
 import torch
 
 from soloist.config import MAX_WINDOW, SamplingParams
-from soloist.drafters.drafter import Drafter, NoDraft
+from soloist.drafters.drafter import Drafter, Draw, NoDraft
 from soloist.drafters.ngram import NgramDrafter
 from soloist.drafters.scripted import ScriptedDrafter
 from soloist.drafters.width import FixedWidth, WidthChoice
 from soloist.runtime.engine import Engine, Request
-from soloist.runtime.round import Parts
+from soloist.runtime.prefill import prefill
+from soloist.runtime.round import Parts, RoundOutput, decode_round
 from soloist.runtime.runner import RoundResult
+from soloist.runtime.sampler import Sampler
 from soloist.state.buffers import Buffers
 from soloist.state.sequence import Sequence as State
+from soloist.state.sequence import Window
 from soloist.testing.drafters import RandomDrafter, always_wrong, mixed, oracle
 from tests import models
 
@@ -63,3 +66,87 @@ def plain_engine(kind: str) -> Engine:
 def plain(kind: str, params: SamplingParams, prompt: tuple[int, ...] = PROMPT, eos: tuple[int, ...] = ()) -> list[int]:
     """What plain decoding answers."""
     return tokens(run(plain_engine(kind), params, prompt, eos))
+
+
+def argmax(logits: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, None]:
+    """The greedy Draw."""
+    return logits.argmax(-1), None
+
+
+def proposal(served: Engine, width: int, drafter: Drafter | None = None, draw: Draw = argmax) -> list[int]:
+    """What a drafter, the engine's own if none is given, would propose now."""
+    state = served.parts.sequence
+    with torch.inference_mode():
+        window = state.window(width + 1, int(state.length) + width + 1)
+        return (drafter or served.parts.drafter).propose(served.parts.bufs, window, draw).tolist()
+
+
+class Steered:
+    """Lets a drafter draft in earnest, and proposes the known answer where PATTERN says so: rounds of every acceptance.
+
+    proposed: what the drafter itself proposed, round by round.
+    """
+
+    def __init__(self, inner: Drafter, answer: Sequence[int]):
+        self.inner, self.proposed = inner, list[list[int]]()
+        self.name, self.width, self.taps, self.law = inner.name, inner.width, inner.taps, None
+        self._known = mixed(answer, PATTERN, inner.width, V)
+        self.bind, self.reset, self.observe = inner.bind, inner.reset, inner.observe
+
+    @property
+    def confidence(self) -> torch.Tensor | None:
+        return self.inner.confidence
+
+    def propose(self, bufs: Buffers, window: Window, draw: Draw) -> torch.Tensor:
+        self.proposed.append(self.inner.propose(bufs, window, draw).tolist())
+        return self._known.propose(bufs, window, draw)
+
+
+class Driven:
+    """An engine driven by hand: prefill at once, then round by round, of any width, with every row committed."""
+
+    def __init__(self, served: Engine, params: SamplingParams, prompt: tuple[int, ...]):
+        self.served, self.text = served, list(prompt)
+        parts, ids = served.parts, torch.tensor(prompt)
+        with torch.inference_mode():
+            parts.sequence.reset(len(prompt))
+            parts.bufs.start(ids, CONTEXT, (), params.seed or 0)
+            parts.drafter.reset()
+            self._sampler = Sampler(params, parts.bufs, served.rejection)
+            for output in prefill(parts, self._sampler, ids, served.prefill_chunk):
+                self._take(output)
+
+    def round(self, width: int) -> int:
+        """Tokens emitted."""
+        with torch.inference_mode():
+            bound = int(self.served.parts.sequence.length) + width + 1
+            return self._take(decode_round(self.served.parts, self._sampler, bound, width))
+
+    def _take(self, output: RoundOutput | None) -> int:
+        if output is None:
+            return 0
+        self.text += output.picks.tokens[: int(output.n)].tolist()
+        return int(output.n)
+
+
+def watch(
+    drafting: Drafter, fresh: Drafter, build: Callable[[Drafter], Engine], params: SamplingParams,
+    prompt: tuple[int, ...], rounds: int = 10,
+) -> list[tuple[int, list[int], list[int]]]:
+    """Run a drafter under mixed acceptance beside a fresh one of its kind that is fed the same text token by token.
+
+    Returns: after every round (tokens it emitted, what the first proposes now, what the second proposes now).
+    """
+    straight = Driven(build(NoDraft()), params, prompt)
+    while len(straight.text) < len(prompt) + 16 * rounds:
+        straight.round(0)
+    first = Driven(build(Steered(drafting, straight.text[len(prompt) :])), params, prompt)
+    second = Driven(build(fresh), params, prompt)
+    found, width = [], drafting.width
+    for _ in range(rounds):
+        emitted = first.round(width)
+        for _ in range(emitted):
+            second.round(0)
+        assert first.text == second.text == straight.text[: len(first.text)]
+        found.append((emitted, proposal(first.served, width, drafting), proposal(second.served, width)))
+    return found

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 
 from soloist.models.decoder import Decoder, Output
 from soloist.state.buffers import Buffers
-from soloist.state.sequence import Sequence
+from soloist.state.sequence import Sequence, Window
+
+Draw = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor | None]]
+"""How the request picks tokens: (draft logits [T, V] fp32, the places [T] that the tokens will take) -> (tokens [T],
+their law [T, V] where acceptance needs it). The noise is that of the final pick, so a good draft is picked again.
+"""
 
 
 class Drafter(Protocol):
@@ -43,8 +49,12 @@ class Drafter(Protocol):
         """
         ...
 
-    def propose(self, bufs: Buffers, width: int) -> torch.Tensor:
-        """The next tokens after the anchor: [width] int64, 1 <= width <= self.width, all ids of the vocabulary."""
+    def propose(self, bufs: Buffers, window: Window, draw: Draw) -> torch.Tensor:
+        """The next tokens after the anchor: [window.width] int64, all ids of the vocabulary.
+
+        window: the room that the anchor and the proposals will take, 1 <= window.width <= self.width. Until the model
+        runs over it, its places in the drafter's own caches are free to use.
+        """
         ...
 
 
@@ -66,5 +76,5 @@ class NoDraft:
     def observe(self, out: Output, following: torch.Tensor, n: torch.Tensor) -> None:
         pass
 
-    def propose(self, bufs: Buffers, width: int) -> torch.Tensor:
+    def propose(self, bufs: Buffers, window: Window, draw: Draw) -> torch.Tensor:
         raise AssertionError("plain decoding asks for no proposal")

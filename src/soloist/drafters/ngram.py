@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from soloist.drafters.drafter import Draw
 from soloist.models.decoder import Decoder, Output
 from soloist.ops.ngram_match import ngram_match
 from soloist.state.buffers import Buffers
-from soloist.state.sequence import Sequence
+from soloist.state.sequence import Sequence, Window
 
 CONFIDENCE = (0.0, 0.0, 0.35, 0.5, 0.65, 0.75, 0.82, 0.86, 0.9)
 """Chance that the copy goes on, by the number of tokens that matched so far; the last entry is for that many or more.
@@ -48,5 +49,5 @@ class NgramDrafter:
         matched = (length + self._ahead).clamp_max(longest)
         self._chances.copy_(torch.where(length > 1, self._table[matched], 0.0))
 
-    def propose(self, bufs: Buffers, width: int) -> torch.Tensor:
-        return self._tokens[:width]
+    def propose(self, bufs: Buffers, window: Window, draw: Draw) -> torch.Tensor:
+        return self._tokens[: window.width]

@@ -62,7 +62,7 @@ def build_drafter(name: str, config: EngineConfig, checkpoint: Checkpoint, decod
     if name == "mtp":
         from soloist.drafters.mtp import build_mtp
 
-        return build_mtp(config, checkpoint, decoder)
+        return build_mtp(decoder, most)
     from soloist.drafters.dspark import build_dspark
 
     return build_dspark(config, checkpoint, decoder)

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import torch
 
+from soloist.drafters.drafter import Draw
 from soloist.errors import UserError
 from soloist.models.decoder import Decoder, Output
 from soloist.state.buffers import Buffers
-from soloist.state.sequence import Sequence
+from soloist.state.sequence import Sequence, Window
 
 FORMAT = '{"script": [ids...]}'
 
@@ -35,8 +36,8 @@ class ScriptedDrafter:
     def observe(self, out: Output, following: torch.Tensor, n: torch.Tensor) -> None:
         pass
 
-    def propose(self, bufs: Buffers, width: int) -> torch.Tensor:
-        places = bufs.emitted + torch.arange(width, device=bufs.emitted.device)
+    def propose(self, bufs: Buffers, window: Window, draw: Draw) -> torch.Tensor:
+        places = bufs.emitted + torch.arange(window.width, device=bufs.emitted.device)
         return self._ids[places.clamp_max(len(self.script) - 1)]
 
 

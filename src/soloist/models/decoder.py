@@ -14,7 +14,7 @@ from soloist.layers.linear import Linear, Vector
 from soloist.layers.mixers import Cache, Rotation, build_mixer
 from soloist.layers.rotary import Rotary
 from soloist.ops.rms_norm import add_rms_norm, rms_norm
-from soloist.state.sequence import CacheSpec, Window
+from soloist.state.sequence import CacheSpec, PagedSpec, Window
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,44 @@ class MtpLayer(nn.Module):
 
     def __init__(self, config: BlockConfig, hidden_size: int, eps: float, dtype: torch.dtype):
         super().__init__()
+        self.eps = eps
         self.embed_norm = Vector(hidden_size, dtype=dtype)
         self.hidden_norm = Vector(hidden_size, dtype=dtype)
         self.in_proj = Linear(2 * hidden_size, {"weight": hidden_size}, dtype)
         self.layer = DecoderLayer(config, hidden_size, eps, dtype)
         self.final_norm = Vector(hidden_size, dtype=dtype)
+
+    @property
+    def rope(self) -> RopeConfig | None:
+        return self.layer.rope
+
+    def cache_specs(self) -> list[PagedSpec]:
+        """Its own caches. They go back by forgetting places, which recurrent states cannot."""
+        specs = self.layer.mixer.cache_specs()
+        paged = [spec for spec in specs if isinstance(spec, PagedSpec)]
+        assert paged == specs, specs
+        return paged
+
+    def forward(
+        self,
+        embedding: torch.Tensor,
+        hidden: torch.Tensor,
+        window: Window,
+        caches: Sequence[Cache],
+        rotation: Rotation | None,
+    ) -> torch.Tensor:
+        """Look one token further than the model does.
+
+        Args: embedding [T, D] of the token after each place of the window; hidden [T, D] of the places, after the
+            model's final norm or this layer's own.
+        Writes: the caches, at the window's places.   Returns: [T, D] after the final norm; the model's head makes it
+            the prediction of the token behind the embedded one.
+        """
+        embedding = rms_norm(embedding, self.embed_norm.weight, self.eps)
+        hidden = rms_norm(hidden, self.hidden_norm.weight, self.eps)
+        joined = self.in_proj(torch.cat((embedding, hidden), -1))
+        branch, residual = self.layer(None, joined, window, caches, rotation)
+        return add_rms_norm(branch, residual, self.final_norm.weight, self.eps)[0]
 
 
 class Decoder(nn.Module):
@@ -89,7 +122,7 @@ class Decoder(nn.Module):
                 self.head.weight = self.embed.weight
             self.mtp = nn.ModuleList(MtpLayer(b, c.hidden_size, c.norm_eps, dtype) for b in c.mtp_blocks)
         self.rotaries: dict[RopeConfig, Rotary] = {
-            rope: Rotary(rope, device) for rope in {layer.rope for layer in self.layers} if rope is not None
+            rope: Rotary(rope, device) for rope in {layer.rope for layer in (*self.layers, *self.mtp)} if rope is not None
         }
 
     def prepare(self) -> None:

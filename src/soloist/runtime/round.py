@@ -48,8 +48,8 @@ def decode_round(parts: Parts, sampler: Sampler, bound: int, width: int) -> Roun
     Writes: the sequence's caches, length and live slot; the buffers; the drafter's state.
     """
     model, sequence, bufs, drafter = parts.model, parts.sequence, parts.bufs, parts.drafter
-    ids = torch.cat((bufs.anchor, drafter.propose(bufs, width))) if width else bufs.anchor.clone()
     window = sequence.window(width + 1, bound)
+    ids = torch.cat((bufs.anchor, drafter.propose(bufs, window, sampler.draft))) if width else bufs.anchor.clone()
     out = model(ids, window, sequence.caches, drafter.taps)
     picks = sampler(model.logits(out.hidden), ids, window.positions, drafter.law)
     n, done = accept(picks.tokens, ids, bufs.is_stop, bufs.budget, bufs.done)

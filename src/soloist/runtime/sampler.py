@@ -67,6 +67,16 @@ class Sampler:
             tokens, own.gather(1, tokens[:, None])[:, 0], best.indices[:, :count], best.values[:, :count]
         )
 
+    def draft(self, logits: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """See drafters.drafter.Draw. Penalties and min_tokens are left out: they change few picks."""
+        if self.bias is not None:
+            logits = logits + self.bias
+        if self.params.greedy:
+            return logits.argmax(-1), None
+        logits = self._temper(logits)
+        tokens = (logits + gumbel(places, self.bufs.seed, logits.shape[-1])).argmax(-1)
+        return tokens, torch.softmax(logits, -1) if self.rejection else None
+
     def _process(self, logits: torch.Tensor, window: torch.Tensor) -> torch.Tensor:
         """What the request changes about the model's distributions, row by row given the drafts before the row.
 
@@ -87,12 +97,17 @@ class Sampler:
         self, logits: torch.Tensor, window: torch.Tensor, positions: torch.Tensor, law: torch.Tensor | None
     ) -> torch.Tensor:
         """argmax gives ties to the lower token."""
-        p = self.params
-        if p.greedy:
+        if self.params.greedy:
             return logits.argmax(-1)
-        logits = (logits - logits.amax(-1, keepdim=True)) / self.temperature
-        if p.top_k > 0 or p.top_p < 1 or p.min_p > 0:
-            logits = truncate(logits, self.top_k, self.top_p, self.min_p)
+        logits = self._temper(logits)
         if self.rejection:
             return pick_or_reject(logits, window, law, positions + 1, self.bufs.seed)
         return (logits + gumbel(positions + 1, self.bufs.seed, logits.shape[-1])).argmax(-1)
+
+    def _temper(self, logits: torch.Tensor) -> torch.Tensor:
+        """Temperature and truncation."""
+        p = self.params
+        logits = (logits - logits.amax(-1, keepdim=True)) / self.temperature
+        if p.top_k > 0 or p.top_p < 1 or p.min_p > 0:
+            logits = truncate(logits, self.top_k, self.top_p, self.min_p)
+        return logits

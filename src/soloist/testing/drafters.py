@@ -6,10 +6,11 @@ from collections.abc import Sequence as Items
 
 import torch
 
+from soloist.drafters.drafter import Draw
 from soloist.models.decoder import Decoder, Output
 from soloist.ops.noise import gumbel, mix
 from soloist.state.buffers import Buffers
-from soloist.state.sequence import Sequence
+from soloist.state.sequence import Sequence, Window
 
 
 class StatelessDrafter:
@@ -42,8 +43,8 @@ class KnowingDrafter(StatelessDrafter):
         shift = [not right[i % len(right)] for i in range(len(answer))]
         self._ids = torch.tensor([(token + off) % vocab_size for token, off in zip(answer, shift, strict=True)])
 
-    def propose(self, bufs: Buffers, width: int) -> torch.Tensor:
-        places = bufs.emitted + torch.arange(width)
+    def propose(self, bufs: Buffers, window: Window, draw: Draw) -> torch.Tensor:
+        places = bufs.emitted + torch.arange(window.width)
         return self._ids[places.clamp_max(len(self._ids) - 1)]
 
 
@@ -69,8 +70,8 @@ class RandomDrafter(StatelessDrafter):
         super().__init__("random", width)
         self._vocab_size = vocab_size
 
-    def propose(self, bufs: Buffers, width: int) -> torch.Tensor:
-        return mix(bufs.emitted * 16 + torch.arange(width)) % self._vocab_size
+    def propose(self, bufs: Buffers, window: Window, draw: Draw) -> torch.Tensor:
+        return mix(bufs.emitted * 16 + torch.arange(window.width)) % self._vocab_size
 
 
 class BigramDrafter(StatelessDrafter):
@@ -85,8 +86,8 @@ class BigramDrafter(StatelessDrafter):
         super().__init__("bigram", width)
         self._laws = torch.softmax(table, -1)
 
-    def propose(self, bufs: Buffers, width: int) -> torch.Tensor:
-        noise = gumbel(bufs.emitted + torch.arange(width), bufs.seed ^ self.NOISE, len(self._laws))
+    def propose(self, bufs: Buffers, window: Window, draw: Draw) -> torch.Tensor:
+        noise = gumbel(bufs.emitted + torch.arange(window.width), bufs.seed ^ self.NOISE, len(self._laws))
         token, tokens, laws = bufs.anchor, [], []
         for row in noise:
             laws.append(self._laws[token])
