@@ -90,6 +90,7 @@ class Steered:
     def __init__(self, inner: Drafter, answer: Sequence[int]):
         self.inner, self.proposed = inner, list[list[int]]()
         self.name, self.width, self.taps, self.law = inner.name, inner.width, inner.taps, None
+        self.foresees = inner.foresees
         self._known = mixed(answer, PATTERN, inner.width, V)
         self.bind, self.reset, self.observe = inner.bind, inner.reset, inner.observe
 

@@ -98,7 +98,7 @@ def test_drafting_for_nothing_costs_no_more_than_the_credit_and_the_allowance(
     """A drafter that is never right, and one that swears it is: the bound does not rest on estimates."""
     said = None if lie is None else [lie] * 15
     for cost in (cheap, steep, stairs):
-        found, widths = decode(AutoWidth(15), tokens, cost, lambda done, place: False, lambda done: said, lag)
+        found, widths = decode(AutoWidth(15, True), tokens, cost, lambda done, place: False, lambda done: said, lag)
         assert found / PLAIN_MS <= tokens * (1 + ALLOWANCE) + START_CREDIT
         assert any(widths), "nothing was ever tried"
 
@@ -126,7 +126,7 @@ def test_confidence_decides_round_by_round() -> None:
         return (done // 100) % 2 == 1
 
     found, widths = decode(
-        AutoWidth(15), 4000, stairs, lambda done, place: copies(done + place),
+        AutoWidth(15, foresees=True), 4000, stairs, lambda done, place: copies(done + place),
         lambda done: sure if copies(done) else unsure,
     )  # fmt: skip
     assert widths.count(0) > 1900
@@ -172,3 +172,15 @@ def test_near_ties_do_not_make_the_width_flicker() -> None:
     settled = [width for width in widths[100:] if width]
     changes = sum(a != b for a, b in zip(settled, settled[1:], strict=False))
     assert changes < len(settled) / 5
+
+
+def test_a_drafter_that_does_not_foresee_is_not_stuck_with_what_it_last_said() -> None:
+    """It speaks of the last proposal, so after a plain round nothing is known of the next."""
+    choice = AutoWidth(15)
+    said = {"last": [0.05] * 15}
+    choice.begin(None)
+    widths = []
+    for _ in range(300):
+        widths.append(choice.choose())
+        choice.learn(widths[-1], widths[-1] + 1, True, cheap(widths[-1]), said["last"])
+    assert sum(width > 0 for width in widths) > 100

@@ -23,6 +23,7 @@ class Drafter(Protocol):
     width: most tokens it proposes a round. taps: layers whose output stream `observe` wants to see, ascending.
     confidence [width] fp32: the latest estimate of each proposed token's chance to be accepted, given that those before
     it are; None from a drafter that cannot tell. It decides how many tokens are verified, never which.
+    foresees: after `observe` the confidence is that of the coming proposal, otherwise still that of the last one.
     law [K, V] fp32: the distributions from which the K tokens of the last `propose` were drawn, with noise of their
     own; None where the tokens follow from the past and the request's seed. Only acceptance by rejection reads it.
     """
@@ -31,6 +32,7 @@ class Drafter(Protocol):
     width: int
     taps: tuple[int, ...]
     confidence: torch.Tensor | None
+    foresees: bool
     law: torch.Tensor | None
 
     def bind(self, model: Decoder, sequence: Sequence, bufs: Buffers) -> None:
@@ -65,6 +67,7 @@ class NoDraft:
     width = 0
     taps: tuple[int, ...] = ()
     confidence: torch.Tensor | None = None
+    foresees = False
     law: torch.Tensor | None = None
 
     def bind(self, model: Decoder, sequence: Sequence, bufs: Buffers) -> None:

@@ -23,6 +23,7 @@ class MtpDrafter:
     name = "mtp"
     taps: tuple[int, ...] = ()
     confidence: torch.Tensor | None = None
+    foresees = False
 
     def __init__(self, layer: MtpLayer, width: int):
         self.layer, self.width = layer, width

@@ -24,6 +24,7 @@ class NgramDrafter:
     name = "ngram"
     taps: tuple[int, ...] = ()
     confidence: torch.Tensor | None = None
+    foresees = True
     law: torch.Tensor | None = None
 
     def __init__(self, width: int):

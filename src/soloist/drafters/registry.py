@@ -11,7 +11,8 @@ from soloist.drafters.scripted import read_script
 from soloist.drafters.width import AutoWidth, FixedWidth, WidthChoice
 from soloist.errors import UserError
 from soloist.models.decoder import Decoder
-from soloist.weights.checkpoint import Checkpoint
+from soloist.weights.checkpoint import Checkpoint, open_checkpoint
+from soloist.weights.hub import resolve_model_path
 
 DSPARK_FOLDER = "dspark"
 """Where a model's folder holds the drafter that was trained for it."""
@@ -65,12 +66,16 @@ def build_drafter(name: str, config: EngineConfig, checkpoint: Checkpoint, decod
         return build_mtp(decoder, most)
     from soloist.drafters.dspark import build_dspark
 
-    return build_dspark(config, checkpoint, decoder)
+    own = checkpoint.path / DSPARK_FOLDER
+    path = own if config.drafter_path is None else resolve_model_path(config.drafter_path)
+    return build_dspark(open_checkpoint(path), decoder, most)
 
 
 def width_choice(config: EngineConfig, drafter: Drafter) -> WidthChoice:
     """How the engine decides how much of the drafter's width to use."""
-    return AutoWidth(drafter.width) if is_auto(config) and drafter.width else FixedWidth(drafter.width)
+    return (
+        AutoWidth(drafter.width, drafter.foresees) if is_auto(config) and drafter.width else FixedWidth(drafter.width)
+    )
 
 
 def is_auto(config: EngineConfig) -> bool:

@@ -22,6 +22,7 @@ class ScriptedDrafter:
     name = "scripted"
     taps: tuple[int, ...] = ()
     confidence: torch.Tensor | None = None
+    foresees = False
     law: torch.Tensor | None = None
 
     def __init__(self, script: tuple[int, ...], width: int):

@@ -138,13 +138,14 @@ class Survival:
 class AutoWidth:
     """The width with the most expected tokens a millisecond, as far as the credit reaches.
 
-    most: the drafter's width. refresh: rounds after which a plain round is due, to know what drafting is worth.
+    most: the drafter's width. foresees: see Drafter; a confidence of the last proposal is taken for a forecast, but not
+    once a plain round came after it. refresh: rounds after which a plain round is due, to know what drafting is worth.
     """
 
-    def __init__(self, most: int, refresh: int = 64):
+    def __init__(self, most: int, foresees: bool = False, refresh: int = 64):
         self.widths = [w for w in WIDTHS if w < most] + [most]
         self.costs, self.survival = RoundCosts(), Survival(most)
-        self.credit, self.refresh = 0.0, refresh
+        self.credit, self.foresees, self.refresh = 0.0, foresees, refresh
         self._confidence: Sequence[float] | None = None
         self._launched: deque[tuple[Sequence[float] | None, float]] = deque()  # believed, credit set aside
         self._last, self._since_plain = 0, 0
@@ -156,7 +157,7 @@ class AutoWidth:
     def begin(self, confidence: Sequence[float] | None) -> None:
         self.credit = max(self.credit, START_CREDIT)
         self.survival = Survival(self.widths[-1])
-        self._confidence = confidence
+        self._confidence = confidence if self.foresees else None
         self._launched.clear()
         self._last = 0
 
@@ -193,4 +194,4 @@ class AutoWidth:
             self.survival.learn(believed, width, emitted - 1)
         gained = emitted - ms / self.costs[0] if width else ALLOWANCE
         self.credit = min(self.credit + risk + gained, MOST_CREDIT)
-        self._confidence = confidence
+        self._confidence = confidence if width or self.foresees else None

@@ -18,6 +18,7 @@ class StatelessDrafter:
 
     taps: tuple[int, ...] = ()
     confidence: torch.Tensor | None = None
+    foresees = False
     law: torch.Tensor | None = None
 
     def __init__(self, name: str, width: int):
