@@ -1,4 +1,4 @@
-"""Prompt lookup against plain decoding on the CPU, on a prompt that asks for repetition and on one where nothing repeats.
+"""Prompt lookup against plain decoding on the CPU, on a prompt that repeats itself and on one where nothing does.
 
     python benchmarks/ngram_cpu.py [--runs 5] [--threads N] [--output benchmarks/results/ngram_cpu.json]
 

@@ -1,4 +1,4 @@
-"""Stop strings, streams and cancelled answers over real drafters, through the Python API: the result of plain decoding."""
+"""Stop strings, streams and cancelled answers over real drafters: through the Python API, that of plain decoding."""
 
 from __future__ import annotations
 
