@@ -21,9 +21,22 @@ from soloist.train.model import Ling, LingShape
 from soloist.train.mtp import chain, mtp_proposals, train_mtp
 from soloist.train.sample import Sequences, generate
 
-TINY = LingShape(vocab_size=40, hidden_size=32, num_hidden_layers=4, layer_group_size=2, num_attention_heads=2, head_dim=16,
-                 intermediate_size=32, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=16, kv_lora_rank=16,
-                 qk_nope_head_dim=16, qk_rope_head_dim=16, v_head_dim=16)
+TINY = LingShape(
+    vocab_size=40,
+    hidden_size=32,
+    num_hidden_layers=4,
+    layer_group_size=2,
+    num_attention_heads=2,
+    head_dim=16,
+    intermediate_size=32,
+    num_experts=8,
+    num_experts_per_tok=2,
+    moe_intermediate_size=16,
+    kv_lora_rank=16,
+    qk_nope_head_dim=16,
+    qk_rope_head_dim=16,
+    v_head_dim=16,
+)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +58,7 @@ def test_generated_text_is_the_greedy_text(target, texts):
         best = target(texts.ids).argmax(-1)
     for row in range(len(texts)):
         low, high = int(texts.prompt[row]), int(texts.end[row])
-        assert torch.equal(best[row, low - 1:high - 1], texts.ids[row, low:high])
+        assert torch.equal(best[row, low - 1 : high - 1], texts.ids[row, low:high])
 
 
 def test_the_same_seed_gives_the_same_sampled_text(target):
@@ -62,7 +75,7 @@ def test_a_chain_equals_the_layer_run_row_by_row(target, texts):
         hidden = target.hidden(ids)[0]
         states = chain(target, hidden[:, :-1], ids[:, 1:], 3)
         for start in (0, 5, 20):
-            rows_h, rows_t = hidden[:, :start + 1], ids[:, 1:start + 2]
+            rows_h, rows_t = hidden[:, : start + 1], ids[:, 1 : start + 2]
             for step in range(3):
                 out, _ = target.mtp.predict(target.model.word_embeddings(rows_t), rows_h)
                 assert torch.allclose(out[:, -1], states[step][:, start], atol=1e-5), (start, step)
@@ -78,7 +91,9 @@ def test_a_block_sees_only_the_past_of_its_anchor(target, texts):
 
         def slots(ids: torch.Tensor) -> torch.Tensor:
             _, tapped, _ = target.hidden(ids, (0, 2))
-            return drafter.blocks(target.model.word_embeddings.weight, drafter.context(tapped), ids, torch.tensor([[10, 20]]))
+            return drafter.blocks(
+                target.model.word_embeddings.weight, drafter.context(tapped), ids, torch.tensor([[10, 20]])
+            )
 
         ids = texts.ids[:1].clone()
         before = slots(ids)
@@ -98,8 +113,19 @@ def test_replay_accepts_an_oracle_fully_and_garbage_never():
 
 
 def test_training_makes_drafts_the_target_accepts(target, texts, tmp_path):
-    drafter = train_dspark(target, texts, tmp_path / "dspark", mask_token_id=38, target_layer_ids=(0, 2), steps=220, batch=4,
-                           anchors=16, markov_rank=8, lr=8e-3, say=lambda line: None)
+    drafter = train_dspark(
+        target,
+        texts,
+        tmp_path / "dspark",
+        mask_token_id=38,
+        target_layer_ids=(0, 2),
+        steps=220,
+        batch=4,
+        anchors=16,
+        markov_rank=8,
+        lr=8e-3,
+        say=lambda line: None,
+    )
     drafts, sure = dspark_proposals(target, drafter, texts)
     length, _ = mean_length(texts.ids, drafts, texts.prompt, texts.end)
     untrained, _ = dspark_proposals(target, Drafter(drafter.shape), texts)
@@ -117,7 +143,9 @@ def test_mtp_training_raises_its_acceptance(target, texts, tmp_path):
     before, _ = mean_length(texts.ids, mtp_proposals(target, texts, 3), texts.prompt, texts.end)
     trained = Ling(TINY).requires_grad_(False)
     trained.load_state_dict(target.state_dict())
-    trained.mtp.load_state_dict(train_mtp(target, texts, tmp_path, steps=120, batch=4, lr=5e-3, say=lambda line: None).state_dict())
+    trained.mtp.load_state_dict(
+        train_mtp(target, texts, tmp_path, steps=120, batch=4, lr=5e-3, say=lambda line: None).state_dict()
+    )
     after, _ = mean_length(texts.ids, mtp_proposals(trained, texts, 3), texts.prompt, texts.end)
     assert after > before + 0.3, (before, after)
 

@@ -8,9 +8,20 @@ import torch
 from soloist.train.export import load_model, save_model
 from soloist.train.model import Ling, LingShape
 
-TINY = LingShape(vocab_size=97, hidden_size=64, num_hidden_layers=4, layer_group_size=2, num_attention_heads=2, head_dim=32,
-                 intermediate_size=96, moe_intermediate_size=16, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=16,
-                 v_head_dim=24)
+TINY = LingShape(
+    vocab_size=97,
+    hidden_size=64,
+    num_hidden_layers=4,
+    layer_group_size=2,
+    num_attention_heads=2,
+    head_dim=32,
+    intermediate_size=96,
+    moe_intermediate_size=16,
+    kv_lora_rank=32,
+    qk_nope_head_dim=16,
+    qk_rope_head_dim=16,
+    v_head_dim=24,
+)
 
 
 def _model() -> Ling:
@@ -19,7 +30,9 @@ def _model() -> Ling:
         for p in model.parameters():
             p.copy_(p.bfloat16().float() if p.ndim > 1 else p)
         for layer in model.model.layers[1:]:
-            layer.mlp.gate.expert_bias.normal_(-0.9, 0.2)  # all negative: shows a mask of zero instead of minus infinity
+            layer.mlp.gate.expert_bias.normal_(
+                -0.9, 0.2
+            )  # all negative: shows a mask of zero instead of minus infinity
     return model
 
 
@@ -31,7 +44,9 @@ def test_exported_folder_gives_transformers_logits(tmp_path):
     transformers = pytest.importorskip("transformers", minversion="5.24")
     model = _model()
     save_model(model, tmp_path, max_length=256, eos=1, pad=0)
-    oracle, info = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, output_loading_info=True)
+    oracle, info = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.float32, output_loading_info=True
+    )
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"], info
     stored = load_model(tmp_path)
     with torch.no_grad():

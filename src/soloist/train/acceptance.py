@@ -1,6 +1,7 @@
 """Acceptance length of a drafter on texts that the target itself wrote greedily.
 
-The target's next tokens are known, so every round of speculation can be replayed from proposals made at all positions at once.
+The target's next tokens are known, so every round of speculation can be replayed from proposals made at all positions
+at once.
 """
 
 from __future__ import annotations

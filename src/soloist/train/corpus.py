@@ -1,6 +1,7 @@
 """Text to train on: permissively licensed documentation and source code, cleaned, de-duplicated and split.
 
-The documentation comes from unpacked Debian packages (`apt-get download NAME`, `dpkg-deb -x`), the code from Python packages
+The documentation comes from unpacked Debian packages (`apt-get download NAME`, `dpkg-deb -x`), the code from Python
+packages
 that are installed anyway. Every source names its licence, and the list of them travels with the weights.
 Held-out pages are chosen by a hash of their text, so the split does not depend on order, machine or seed.
 """
@@ -46,20 +47,24 @@ class Page:
 
 _DROP_BLOCKS = re.compile(
     r"<(script|style|nav|svg|head|header|footer|noscript)\b[^>]*>.*?</\1\s*>|<!--.*?-->|<\?xml[^>]*>|<!DOCTYPE[^>]*>",
-    re.S | re.I)
+    re.S | re.I,
+)
 _NAV_DIVS = re.compile(
-    r'<div class="(?:navheader|navfooter|fancy_toc|related|sphinxsidebar|toc|apidocs?|spirit-nav)"[^>]*>.*?</div>', re.S)
+    r'<div class="(?:navheader|navfooter|fancy_toc|related|sphinxsidebar|toc|apidocs?|spirit-nav)"[^>]*>.*?</div>', re.S
+)
 _PERMALINK = re.compile(r'<a class="(?:headerlink|anchor|id_link|srclink)"[^>]*>.*?</a>|¶', re.S)
 _PRE = re.compile(r"<pre\b[^>]*>(.*?)</pre\s*>", re.S | re.I)
 _HEADING = re.compile(r"<h([1-6])\b[^>]*>(.*?)</h\1\s*>", re.S | re.I)
 _BLOCK = re.compile(
-    r"</?(p|div|section|article|main|ul|ol|dl|dt|dd|table|tr|blockquote|br|hr|body|html|pre|li|h[1-6])\b[^>]*>", re.I)
+    r"</?(p|div|section|article|main|ul|ol|dl|dt|dd|table|tr|blockquote|br|hr|body|html|pre|li|h[1-6])\b[^>]*>", re.I
+)
 _CELL = re.compile(r"</?(td|th)\b[^>]*>", re.I)
 _TAG = re.compile(r"<[^>]+>")
 
 
 def html_text(source: str) -> str:
-    """Plain text of an HTML page: paragraphs separated by blank lines, headings marked with '#', `<pre>` kept verbatim."""
+    """Plain text of an HTML page: paragraphs separated by blank lines, headings marked with '#', `<pre>` kept
+    verbatim."""
     source = _PERMALINK.sub("", _NAV_DIVS.sub("", _DROP_BLOCKS.sub("", source)))
     kept: list[str] = []
 
@@ -131,7 +136,7 @@ def raw_pages(source: Source, unpacked: Path) -> Iterator[tuple[str, str]]:
             # one long file is cut into pages of a few screens at blank lines
             parts = re.split(r"\n\s*\n", text.replace("\r", ""))
             for start in range(0, len(parts), 40):
-                yield title, "\n\n".join(parts[start:start + 40])
+                yield title, "\n\n".join(parts[start : start + 40])
             continue
         yield title, text
 
@@ -179,8 +184,10 @@ def build_pages(unpacked: Path, sources: tuple[Source, ...] = SOURCES) -> list[P
                 break
     if not any(page.domain == "docs" for page in pages):
         wanted = ", ".join(s.name for s in sources if s.kind != "code")
-        raise UserError(f"no documentation found in {unpacked}; download Debian packages ({wanted}) with "
-                        "apt-get download and pass their folder")
+        raise UserError(
+            f"no documentation found in {unpacked}; download Debian packages ({wanted}) with "
+            "apt-get download and pass their folder"
+        )
     return pages
 
 

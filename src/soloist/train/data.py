@@ -43,7 +43,10 @@ class Batches:
         self.documents, self.batch_size, self.length, self.seed = documents, batch, length, seed
         self.per_epoch = (len(documents.ids) - 2) // length // batch
         if self.per_epoch < 1:
-            raise UserError(f"{len(documents.ids)} tokens do not fill one batch of {batch} x {length}; use more text or smaller batches")
+            raise UserError(
+                f"{len(documents.ids)} tokens do not fill one batch of {batch} x {length}; "
+                "use more text or smaller batches"
+            )
         self.starts = np.concatenate([[0], np.cumsum(documents.lengths)[:-1]]).astype(np.int64)
         self._epoch = -1
         self._stream = documents.ids
@@ -61,6 +64,8 @@ class Batches:
         epoch, index = divmod(step, self.per_epoch)
         if epoch != self._epoch:
             self._load_epoch(epoch)
-        rows = [self._stream[s * self.length:s * self.length + self.length + 2]
-                for s in range(index * self.batch_size, (index + 1) * self.batch_size)]
+        rows = [
+            self._stream[s * self.length : s * self.length + self.length + 2]
+            for s in range(index * self.batch_size, (index + 1) * self.batch_size)
+        ]
         return torch.from_numpy(np.stack(rows).astype(np.int64))

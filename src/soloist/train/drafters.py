@@ -1,4 +1,5 @@
-"""From a trained target to its two drafters: on-policy text, the MTP layer, DSpark, calibration and measured acceptance."""
+"""From a trained target to its two drafters: on-policy text, the MTP layer, DSpark, calibration and measured
+acceptance."""
 
 from __future__ import annotations
 
@@ -40,30 +41,52 @@ def prompts_of(work: Path, split: str, domain: str, count: int, seed: int, answe
     return cut_prompts(documents, count, seed, answer_after=None if domain in ("docs", "code") else answer_mark)
 
 
-def write_texts(target: Ling, prompts: list[list[int]], width: int, ids: dict[str, int], seed: int,
-                temperatures: tuple[float, ...] = (0.0,)) -> Sequences:
+def write_texts(
+    target: Ling,
+    prompts: list[list[int]],
+    width: int,
+    ids: dict[str, int],
+    seed: int,
+    temperatures: tuple[float, ...] = (0.0,),
+) -> Sequences:
     """What the target writes after each prompt, `width` tokens in all."""
     parts = []
     for start in range(0, len(prompts), GENERATED_AT_ONCE):
-        some = prompts[start:start + GENERATED_AT_ONCE]
+        some = prompts[start : start + GENERATED_AT_ONCE]
         heat = [temperatures[(start + i) % len(temperatures)] for i in range(len(some))]
         parts.append(generate(target, some, width, (ids[END_OF_TEXT], ids[ROLE_END]), heat, seed + start))
     return join(parts)
 
 
 def measure(target: Ling, drafter: Drafter | None, texts: Sequences, width: int) -> tuple[float, list[float]]:
-    """Tokens per round and acceptance of each slot on texts that the target wrote greedily (MTP where drafter is None)."""
+    """Tokens per round and acceptance of each slot on texts that the target wrote greedily (MTP where drafter is
+    None)."""
     proposals = dspark_proposals(target, drafter, texts)[0] if drafter else mtp_proposals(target, texts, width)
     return mean_length(texts.ids.cpu(), proposals.cpu(), texts.prompt.cpu(), texts.end.cpu())
 
 
-def train_drafters(model: str | Path, work: str | Path, *, texts: int = 16384, width: int = 384, mtp_minutes: float = 2.0,
-                   dspark_minutes: float = 5.0, batch: int = 32, anchors: int = 128, held_out: int = 64,
-                   mtp_steps: int | None = None, dspark_steps: int | None = None, seed: int = 0, device: str = "auto",
-                   say: Callable[[str], None] = print) -> dict[str, object]:
+def train_drafters(
+    model: str | Path,
+    work: str | Path,
+    *,
+    parts: tuple[str, ...] = ("mtp", "dspark"),
+    texts: int = 16384,
+    width: int = 384,
+    mtp_minutes: float = 2.0,
+    dspark_minutes: float = 5.0,
+    batch: int = 32,
+    anchors: int = 128,
+    held_out: int = 64,
+    mtp_steps: int | None = None,
+    dspark_steps: int | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    say: Callable[[str], None] = print,
+) -> dict[str, object]:
     """Improve the MTP layer of a trained folder and add a DSpark drafter to it, in `model/dspark`.
 
-    Args: texts how many the target writes, `width` tokens each; the steps replace the minutes where given;
+    Args: parts which of the two are trained; texts how many the target writes, `width` tokens each; the steps replace
+        the minutes where given;
         held_out prompts per domain to measure on, and as many others to calibrate on.
     Returns: acceptance per domain, also written to `model/acceptance.json`.
     """
@@ -80,25 +103,46 @@ def train_drafters(model: str | Path, work: str | Path, *, texts: int = 16384, w
     result: dict[str, object] = {"texts": len(written), "tokens": int((written.end - written.prompt).sum())}
     say(f"the target wrote {result['tokens']} tokens")
     result["mtp_before"] = _by_domain(target, None, tests, say)
-    target.mtp.load_state_dict(train_mtp(
-        target, written, work / "mtp", steps=mtp_steps or 0, batch=2 * batch, seed=seed, say=say,
-        seconds=None if mtp_steps else 60 * mtp_minutes).state_dict())
-    target = frozen(target, place)
-    result["mtp"] = _by_domain(target, None, tests, say)
     config = json.loads((model / "config.json").read_text())
-    save_model(target, model, max_length=config["max_position_embeddings"], eos=ids[ROLE_END], pad=ids[END_OF_TEXT])
-    layers = target.shape.num_hidden_layers
-    drafter = train_dspark(
-        target, written, work / "dspark", mask_token_id=ids[MASK], batch=batch, anchors=anchors, seed=seed, say=say,
-        target_layer_ids=tuple(sorted({1, layers // 2, layers - 2})), steps=dspark_steps or 0,
-        seconds=None if dspark_steps else 60 * dspark_minutes)
-    save_drafter(drafter, model / "dspark", config, calibrate(others, *dspark_proposals(target, drafter, others)))
-    result["dspark"] = _by_domain(target, drafter, tests, say)
+    if "mtp" in parts:
+        trained = train_mtp(
+            target,
+            written,
+            work / "mtp",
+            steps=mtp_steps or 0,
+            batch=2 * batch,
+            seed=seed,
+            say=say,
+            seconds=None if mtp_steps else 60 * mtp_minutes,
+        )
+        target.mtp.load_state_dict(trained.state_dict())
+        target = frozen(target, place)
+        result["mtp"] = _by_domain(target, None, tests, say)
+        save_model(target, model, max_length=config["max_position_embeddings"], eos=ids[ROLE_END], pad=ids[END_OF_TEXT])
+    if "dspark" in parts:
+        layers = target.shape.num_hidden_layers
+        drafter = train_dspark(
+            target,
+            written,
+            work / "dspark",
+            mask_token_id=ids[MASK],
+            batch=batch,
+            anchors=anchors,
+            seed=seed,
+            say=say,
+            target_layer_ids=tuple(sorted({1, layers // 2, layers - 2})),
+            steps=dspark_steps or 0,
+            seconds=None if dspark_steps else 60 * dspark_minutes,
+        )
+        save_drafter(drafter, model / "dspark", config, calibrate(others, *dspark_proposals(target, drafter, others)))
+        result["dspark"] = _by_domain(target, drafter, tests, say)
     (model / "acceptance.json").write_text(json.dumps(result, indent=1) + "\n")
     return result
 
 
-def _held_out(target: Ling, work: Path, count: int, width: int, ids: dict[str, int]) -> tuple[dict[str, Sequences], Sequences]:
+def _held_out(
+    target: Ling, work: Path, count: int, width: int, ids: dict[str, int]
+) -> tuple[dict[str, Sequences], Sequences]:
     """Greedy texts after held-out prompts: those to measure on by domain, and others to calibrate on."""
     tests, others = {}, []
     for domain in DOMAINS:
@@ -108,13 +152,18 @@ def _held_out(target: Ling, work: Path, count: int, width: int, ids: dict[str, i
     return tests, join(others)
 
 
-def _by_domain(target: Ling, drafter: Drafter | None, tests: dict[str, Sequences],
-               say: Callable[[str], None]) -> dict[str, object]:
+def _by_domain(
+    target: Ling, drafter: Drafter | None, tests: dict[str, Sequences], say: Callable[[str], None]
+) -> dict[str, object]:
     found: dict[str, object] = {}
     lengths = []
     for domain, texts in tests.items():
         length, slots = measure(target, drafter, texts, 3)
-        found[domain] = {"tokens_per_round": round(length, 3), "slots": [round(x, 3) for x in slots], "prompts": len(texts)}
+        found[domain] = {
+            "tokens_per_round": round(length, 3),
+            "slots": [round(x, 3) for x in slots],
+            "prompts": len(texts),
+        }
         lengths.append(length)
     found["average"] = round(sum(lengths) / len(lengths), 3)
     shown = "  ".join(f"{d} {x:.2f}" for d, x in zip(tests, lengths, strict=True))
@@ -134,6 +183,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, object]:
-    """`soloist train drafters`: returns the acceptance per domain."""
-    return train_drafters(args.model, args.work, texts=args.texts, mtp_minutes=args.mtp_minutes,
-                          dspark_minutes=args.dspark_minutes, seed=args.seed, device=args.device)
+    """`soloist train mtp` and `train dspark`: returns the acceptance per domain. `args.parts` says which of them."""
+    return train_drafters(
+        args.model,
+        args.work,
+        parts=args.parts,
+        texts=args.texts,
+        mtp_minutes=args.mtp_minutes,
+        dspark_minutes=args.dspark_minutes,
+        seed=args.seed,
+        device=args.device,
+    )

@@ -1,6 +1,7 @@
 """A DSpark drafter for a frozen target: block backbone, Markov head, confidence head; trained on the target's own text.
 
-Format: DeepSpec native (config fields and tensor names), without the copies of embedding and head, which are the target's.
+Format: DeepSpec native (config fields and tensor names), without the copies of embedding and head, which are the
+target's.
 Sources: the DSpark paper and the public DeepSpec configuration; losses and anchors as described there.
 """
 
@@ -48,8 +49,10 @@ class DraftShape:
     def __post_init__(self) -> None:
         ids = self.target_layer_ids
         if list(ids) != sorted(set(ids)) or not ids or ids[-1] >= self.num_target_layers - 1 or ids[0] < 0:
-            raise UserError(f"target_layer_ids {list(ids)} must rise strictly within 0..{self.num_target_layers - 2}; "
-                            "the last layer's output is ambiguous and not allowed")
+            raise UserError(
+                f"target_layer_ids {list(ids)} must rise strictly within 0..{self.num_target_layers - 2}; "
+                "the last layer's output is ambiguous and not allowed"
+            )
 
 
 class _Markov(nn.Module):
@@ -72,7 +75,7 @@ def _rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
     """Half-split rotary embedding of x [..., heads, hd] at integer positions [...]."""
     half = x.shape[-1] // 2
     power = torch.arange(half, device=x.device, dtype=torch.float32) / half
-    angle = positions.float()[..., None, None] * theta ** -power
+    angle = positions.float()[..., None, None] * theta**-power
     a, b = x.float().chunk(2, -1)
     return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1).to(x.dtype)
 
@@ -108,7 +111,7 @@ class _Attention(nn.Module):
         scores_past = torch.einsum("bnghd,bshd->bhngs", q, k_past).float()
         scores_past = scores_past.masked_fill((past >= anchors[..., None])[:, None, :, None], float("-inf"))
         scores_own = torch.einsum("bnghd,bnmhd->bhngm", q, k_own).float()
-        weights = (torch.cat([scores_past, scores_own], -1) * self.hd ** -0.5).softmax(-1).to(v_own.dtype)
+        weights = (torch.cat([scores_past, scores_own], -1) * self.hd**-0.5).softmax(-1).to(v_own.dtype)
         split = context.shape[1]
         o = torch.einsum("bhngs,bshd->bnghd", weights[..., :split], v_past)
         o = o + torch.einsum("bhngm,bnmhd->bnghd", weights[..., split:], v_own)
@@ -174,7 +177,8 @@ class Drafter(nn.Module):
 
 
 def combine(logits: Tensor, law: Tensor, confidence: Tensor, labels: Tensor, live: Tensor) -> dict[str, Tensor]:
-    """Losses and measures of blocks: logits, law [B, N, G, V]; confidence, labels and live (1 where supervised) [B, N, G]."""
+    """Losses and measures of blocks: logits, law [B, N, G, V]; confidence, labels and live (1 where supervised) [B,
+    N, G]."""
     weight = live * torch.exp(-torch.arange(live.shape[-1], device=live.device) / SLOT_DECAY)
     total = weight.sum().clamp(min=1e-6)
     guess = logits.log_softmax(-1)
@@ -186,13 +190,22 @@ def combine(logits: Tensor, law: Tensor, confidence: Tensor, labels: Tensor, liv
     with torch.no_grad():
         tau = 1 + (accept * live).cumprod(-1).sum(-1).mean()
         first = (logits[..., 0, :].argmax(-1) == law[..., 0, :].argmax(-1)).float().mean()
-    return {"loss": CE_WEIGHT * ce + L1_WEIGHT * l1 + bce, "ce": ce, "l1": l1, "confidence": bce, "tau": tau, "first_agrees": first}
+    return {
+        "loss": CE_WEIGHT * ce + L1_WEIGHT * l1 + bce,
+        "ce": ce,
+        "l1": l1,
+        "confidence": bce,
+        "tau": tau,
+        "first_agrees": first,
+    }
 
 
 class DsparkTask:
     """0.1 CE + 0.9 L1 to the target's law + confidence, over anchors drawn from the target's own text."""
 
-    def __init__(self, target: Ling, drafter: Drafter, texts: Sequences, batch: int, anchors: int, lr: float, seed: int) -> None:
+    def __init__(
+        self, target: Ling, drafter: Drafter, texts: Sequences, batch: int, anchors: int, lr: float, seed: int
+    ) -> None:
         self.target, self.module, self.texts = target, drafter, texts
         self.batch, self.anchors, self.seed = batch, anchors, seed
         self.optimiser = optimiser_for(drafter, lr, weight_decay=0.0)
@@ -236,7 +249,7 @@ def dspark_proposals(target: Ling, drafter: Drafter, texts: Sequences, batch: in
     drafts = torch.zeros(*texts.ids.shape, block, dtype=torch.long, device=device)
     sure = torch.zeros(*texts.ids.shape, block, device=device)
     for start in range(0, len(texts), batch):
-        ids = texts.ids[start:start + batch]
+        ids = texts.ids[start : start + batch]
         anchors = torch.arange(ids.shape[1], device=device).expand(len(ids), -1)
         with autocast(device):
             _, tapped, _ = target.hidden(ids, drafter.shape.target_layer_ids)
@@ -245,12 +258,13 @@ def dspark_proposals(target: Ling, drafter: Drafter, texts: Sequences, batch: in
             for k in range(block):
                 logits, confidence = drafter.logits(slots[:, :, k], target.lm_head.weight, previous)
                 previous = logits.argmax(-1)
-                drafts[start:start + batch, :, k], sure[start:start + batch, :, k] = previous, confidence
+                drafts[start : start + batch, :, k], sure[start : start + batch, :, k] = previous, confidence
     return drafts, sure
 
 
 def calibrate(texts: Sequences, drafts: Tensor, sure: Tensor, bins: int = 15) -> dict[str, Any]:
-    """Sequential temperature scaling: one temperature per slot, left to right, smallest calibration error of the survival."""
+    """Sequential temperature scaling: one temperature per slot, left to right, smallest calibration error of the
+    survival."""
     logits, alive = _outcomes(texts, drafts, sure)
     grid = torch.logspace(-1, 1, 41, dtype=torch.float64)
     survival = torch.ones(len(logits), dtype=torch.float64)
@@ -264,19 +278,25 @@ def calibrate(texts: Sequences, drafts: Tensor, sure: Tensor, bins: int = 15) ->
         temperatures.append(round(float(grid[best]), 4))
         before.append(round(_calibration_error(raw, alive[:, k], bins), 4))
         after.append(round(errors[best], 4))
-    return {"temperatures": temperatures, "dataset": "held-out prompts, greedy", "num_samples": len(logits), "ece_before": before,
-            "ece_after": after}
+    return {
+        "temperatures": temperatures,
+        "dataset": "held-out prompts, greedy",
+        "num_samples": len(logits),
+        "ece_before": before,
+        "ece_after": after,
+    }
 
 
 def _outcomes(texts: Sequences, drafts: Tensor, sure: Tensor) -> tuple[Tensor, Tensor]:
-    """Confidence logits [M, G] and whether the first k drafts were all right [M, G], at anchors with a whole block left."""
+    """Confidence logits [M, G] and whether the first k drafts were all right [M, G], at anchors with a whole block
+    left."""
     block = drafts.shape[-1]
     logits, alive = [], []
     for row in range(len(texts)):
         low, high = int(texts.prompt[row]), int(texts.end[row]) - block
         if high <= low:
             continue
-        truth = torch.stack([texts.ids[row, low + 1 + k:high + 1 + k] for k in range(block)], -1)
+        truth = torch.stack([texts.ids[row, low + 1 + k : high + 1 + k] for k in range(block)], -1)
         alive.append((drafts[row, low:high] == truth).cumprod(-1))
         logits.append(sure[row, low:high])
     if not logits:
@@ -295,16 +315,32 @@ def draft_config(shape: DraftShape, target_config: dict[str, Any]) -> dict[str, 
     """config.json in DeepSpec's native form."""
     fields = dataclasses.asdict(shape) | {"target_layer_ids": list(shape.target_layer_ids)}
     return {
-        "architectures": ["Qwen3DSparkModel"], "model_type": "qwen3", "torch_dtype": "bfloat16", **fields,
-        "layer_types": ["full_attention"] * shape.num_hidden_layers, "markov_head_type": "vanilla", "enable_confidence_head": True,
-        "confidence_head_with_markov": True, "sample_from_anchor": True, "num_anchors": 0, "hidden_act": "silu", "attention_bias": False,
-        "rope_scaling": None, "rope_is_neox_style": True, "max_position_embeddings": target_config.get("max_position_embeddings", 4096),
-        "tie_word_embeddings": False, "embed_tokens_from_target": True, "lm_head_from_target": True,
-        "eos_token_id": target_config.get("eos_token_id"), "pad_token_id": target_config.get("pad_token_id"),
+        "architectures": ["Qwen3DSparkModel"],
+        "model_type": "qwen3",
+        "torch_dtype": "bfloat16",
+        **fields,
+        "layer_types": ["full_attention"] * shape.num_hidden_layers,
+        "markov_head_type": "vanilla",
+        "enable_confidence_head": True,
+        "confidence_head_with_markov": True,
+        "sample_from_anchor": True,
+        "num_anchors": 0,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "rope_scaling": None,
+        "rope_is_neox_style": True,
+        "max_position_embeddings": target_config.get("max_position_embeddings", 4096),
+        "tie_word_embeddings": False,
+        "embed_tokens_from_target": True,
+        "lm_head_from_target": True,
+        "eos_token_id": target_config.get("eos_token_id"),
+        "pad_token_id": target_config.get("pad_token_id"),
     }
 
 
-def save_drafter(drafter: Drafter, folder: Path, target_config: dict[str, Any], calibration: dict[str, Any] | None = None) -> None:
+def save_drafter(
+    drafter: Drafter, folder: Path, target_config: dict[str, Any], calibration: dict[str, Any] | None = None
+) -> None:
     """Write config.json, model.safetensors (bf16) and calibration.json."""
     from safetensors.torch import save_file
 
@@ -327,17 +363,40 @@ def load_drafter(folder: Path) -> Drafter:
     return drafter
 
 
-def train_dspark(target: Ling, texts: Sequences, folder: str | Path, *, mask_token_id: int, target_layer_ids: tuple[int, ...] = (1, 3, 5),
-                 block: int = 7, layers: int = 2, markov_rank: int = 64, steps: int = 3000, batch: int = 16, anchors: int = 64,
-                 lr: float = 2e-3, seed: int = 0, seconds: float | None = None, say: Callable[[str], None] = print) -> Drafter:
+def train_dspark(
+    target: Ling,
+    texts: Sequences,
+    folder: str | Path,
+    *,
+    mask_token_id: int,
+    target_layer_ids: tuple[int, ...] = (1, 3, 5),
+    block: int = 7,
+    layers: int = 2,
+    markov_rank: int = 64,
+    steps: int = 3000,
+    batch: int = 16,
+    anchors: int = 64,
+    lr: float = 2e-3,
+    seed: int = 0,
+    seconds: float | None = None,
+    say: Callable[[str], None] = print,
+) -> Drafter:
     """Train a drafter for a frozen target on text that the target wrote.
 
     Args: target a `frozen` model; texts from `sample.generate`; folder for checkpoint, log and curves.
     Returns: the drafter, fp32. Write it with `save_drafter`, after `calibrate`.
     """
-    shape = DraftShape(hidden_size=target.shape.hidden_size, vocab_size=target.shape.vocab_size, target_layer_ids=target_layer_ids,
-                       mask_token_id=mask_token_id, num_target_layers=target.shape.num_hidden_layers, num_hidden_layers=layers,
-                       intermediate_size=3 * target.shape.hidden_size, block_size=block, markov_rank=markov_rank)
+    shape = DraftShape(
+        hidden_size=target.shape.hidden_size,
+        vocab_size=target.shape.vocab_size,
+        target_layer_ids=target_layer_ids,
+        mask_token_id=mask_token_id,
+        num_target_layers=target.shape.num_hidden_layers,
+        num_hidden_layers=layers,
+        intermediate_size=3 * target.shape.hidden_size,
+        block_size=block,
+        markov_rank=markov_rank,
+    )
     drafter = Drafter(shape, seed).to(target.lm_head.weight.device)
     task = DsparkTask(target, drafter, texts, batch, anchors, lr, seed)
     fit_within(task, Schedule(lr, steps, decay=0.8), Path(folder), seconds, log_every=50, say=say)

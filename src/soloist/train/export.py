@@ -49,8 +49,12 @@ def load_public(tensors: dict[str, Tensor], shape: LingShape) -> Ling:
     for name in model.state_dict():
         if name.endswith("experts.gate_up"):
             prefix = name.removesuffix("gate_up")
-            state[name] = torch.stack([torch.cat([take(f"{prefix}{e}.gate_proj.weight"), take(f"{prefix}{e}.up_proj.weight")])
-                                       for e in range(shape.num_experts)])
+            state[name] = torch.stack(
+                [
+                    torch.cat([take(f"{prefix}{e}.gate_proj.weight"), take(f"{prefix}{e}.up_proj.weight")])
+                    for e in range(shape.num_experts)
+                ]
+            )
         elif name.endswith("experts.down"):
             prefix = name.removesuffix("down")
             state[name] = torch.stack([take(f"{prefix}{e}.down_proj.weight") for e in range(shape.num_experts)])
@@ -58,7 +62,9 @@ def load_public(tensors: dict[str, Tensor], shape: LingShape) -> Ling:
             state[name] = take(name)
     unknown = sorted(set(tensors) - used)
     if unknown:
-        raise UserError(f"{len(unknown)} tensors are not part of the model, the first is {unknown[0]}; check config.json")
+        raise UserError(
+            f"{len(unknown)} tensors are not part of the model, the first is {unknown[0]}; check config.json"
+        )
     model.load_state_dict(state)
     return model
 
@@ -67,18 +73,41 @@ def public_config(shape: LingShape, *, max_length: int, eos: int, pad: int) -> d
     """config.json with the public field names of BailingMoeV3ForCausalLM."""
     fields = dataclasses.asdict(shape)
     return {
-        "architectures": ["BailingMoeV3ForCausalLM"], "model_type": "bailing_hybrid", "torch_dtype": "bfloat16",
+        "architectures": ["BailingMoeV3ForCausalLM"],
+        "model_type": "bailing_hybrid",
+        "torch_dtype": "bfloat16",
         **fields,
-        "num_key_value_heads": shape.num_attention_heads, "num_kv_heads_for_linear_attn": 0,
-        "num_shared_experts": 1, "moe_shared_expert_intermediate_size": shape.moe_intermediate_size,
-        "norm_topk_prob": True, "score_function": "sigmoid", "scoring_func": "sigmoid", "topk_method": "noaux_tc",
-        "moe_router_enable_expert_bias": True, "router_dtype": "fp32", "q_lora_rank": None,
-        "qk_head_dim": shape.qk_nope_head_dim + shape.qk_rope_head_dim, "rotary_dim": shape.qk_rope_head_dim,
-        "partial_rotary_factor": 0.5, "rope_interleave": True, "rope_scaling": None, "max_position_embeddings": max_length,
-        "gated_attention_proj_granularity_type": "head_wise", "no_kda_lora": True, "use_kda_lora": False, "kda_safe_gate": True,
-        "use_mla_nope": False, "mtp_use_kda": False, "expert_swiglu_limit_list": None, "share_expert_swiglu_limit_list": None,
-        "hidden_act": "silu", "use_bias": False, "use_qkv_bias": False, "tie_word_embeddings": False,
-        "pad_token_id": pad, "eos_token_id": eos,
+        "num_key_value_heads": shape.num_attention_heads,
+        "num_kv_heads_for_linear_attn": 0,
+        "num_shared_experts": 1,
+        "moe_shared_expert_intermediate_size": shape.moe_intermediate_size,
+        "norm_topk_prob": True,
+        "score_function": "sigmoid",
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+        "moe_router_enable_expert_bias": True,
+        "router_dtype": "fp32",
+        "q_lora_rank": None,
+        "qk_head_dim": shape.qk_nope_head_dim + shape.qk_rope_head_dim,
+        "rotary_dim": shape.qk_rope_head_dim,
+        "partial_rotary_factor": 0.5,
+        "rope_interleave": True,
+        "rope_scaling": None,
+        "max_position_embeddings": max_length,
+        "gated_attention_proj_granularity_type": "head_wise",
+        "no_kda_lora": True,
+        "use_kda_lora": False,
+        "kda_safe_gate": True,
+        "use_mla_nope": False,
+        "mtp_use_kda": False,
+        "expert_swiglu_limit_list": None,
+        "share_expert_swiglu_limit_list": None,
+        "hidden_act": "silu",
+        "use_bias": False,
+        "use_qkv_bias": False,
+        "tie_word_embeddings": False,
+        "pad_token_id": pad,
+        "eos_token_id": eos,
     }
 
 
@@ -89,7 +118,15 @@ def save_model(model: Ling, folder: Path, *, max_length: int, eos: int, pad: int
     folder.mkdir(parents=True, exist_ok=True)
     config = public_config(model.shape, max_length=max_length, eos=eos, pad=pad)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    generation = {"eos_token_id": eos, "pad_token_id": pad, "temperature": 0.7, "top_p": 0.95, "top_k": 20, "do_sample": True}
+    # plain text ends at a page's end, an answer at its role's end
+    generation = {
+        "eos_token_id": [eos, pad],
+        "pad_token_id": pad,
+        "temperature": 0.7,
+        "top_p": 0.95,
+        "top_k": 20,
+        "do_sample": True,
+    }
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
     save_file(public_tensors(model), str(folder / "model.safetensors"), metadata={"format": "pt"})
 

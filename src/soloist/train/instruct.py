@@ -1,6 +1,7 @@
 """Question-and-answer pages made by templates from permissive material, in the model's own chat format.
 
-No dialogue text with a clear licence can be had offline, so answers are sentences that a person wrote for another purpose:
+No dialogue text with a clear licence can be had offline, so answers are sentences that a person wrote for another
+purpose:
 WordNet glosses, docstrings of the standard library, and the paragraph under a section title of the documentation.
 """
 
@@ -21,23 +22,50 @@ Pair = tuple[str, str, bool]
 SYSTEM = "<role>SYSTEM</role>detailed thinking off<|role_end|>"
 
 _MANUALS = {
-    "python3.11-doc": "Python", "erlang-doc": "Erlang", "llvm-14-doc": "LLVM", "clang-14-doc": "Clang", "rust-doc": "Rust",
-    "libboost1.74-doc": "Boost", "postgresql-doc-15": "PostgreSQL", "sqlite3-doc": "SQLite", "python-django-doc": "Django",
-    "python-sklearn-doc": "scikit-learn", "python-scipy-doc": "SciPy", "python-pandas-doc": "pandas", "python-sympy-doc": "SymPy",
-    "nodejs-doc": "Node.js", "cmake-doc": "CMake", "apache2-doc": "the Apache web server",
+    "python3.11-doc": "Python",
+    "erlang-doc": "Erlang",
+    "llvm-14-doc": "LLVM",
+    "clang-14-doc": "Clang",
+    "rust-doc": "Rust",
+    "libboost1.74-doc": "Boost",
+    "postgresql-doc-15": "PostgreSQL",
+    "sqlite3-doc": "SQLite",
+    "python-django-doc": "Django",
+    "python-sklearn-doc": "scikit-learn",
+    "python-scipy-doc": "SciPy",
+    "python-pandas-doc": "pandas",
+    "python-sympy-doc": "SymPy",
+    "nodejs-doc": "Node.js",
+    "cmake-doc": "CMake",
+    "apache2-doc": "the Apache web server",
 }
 
 _ABOUT: tuple[tuple[str, str], ...] = (
-    ("Who are you?", "I am nano, a very small language model that comes with Soloist. "
-                     "I was trained on documentation and source code."),
-    ("What are you?", "I am nano, a small language model built into Soloist, an engine that decodes one request at a time."),
-    ("What can you do?", "I can explain words, describe functions of the Python library, quote documentation, do small sums, "
-                         "write JSON, and continue text or code. I am very small, so please check what I say."),
-    ("Hello", "Hello! What would you like to know?"), ("Hi", "Hello! How can I help you?"),
+    (
+        "Who are you?",
+        "I am nano, a very small language model that comes with Soloist. "
+        "I was trained on documentation and source code.",
+    ),
+    (
+        "What are you?",
+        "I am nano, a small language model built into Soloist, an engine that decodes one request at a time.",
+    ),
+    (
+        "What can you do?",
+        "I can explain words, describe functions of the Python library, quote documentation, do small sums, "
+        "write JSON, and continue text or code. I am very small, so please check what I say.",
+    ),
+    ("Hello", "Hello! What would you like to know?"),
+    ("Hi", "Hello! How can I help you?"),
     ("Hello, how are you?", "I am well, thank you. What would you like to know?"),
-    ("Good morning", "Good morning! What can I do for you?"), ("Thank you", "You are welcome."),
-    ("Thanks!", "You are welcome. Is there anything else?"), ("Goodbye", "Goodbye!"),
-    ("Are you a large language model?", "No, I am a small one: about twenty million parameters. I make mistakes often."),
+    ("Good morning", "Good morning! What can I do for you?"),
+    ("Thank you", "You are welcome."),
+    ("Thanks!", "You are welcome. Is there anything else?"),
+    ("Goodbye", "Goodbye!"),
+    (
+        "Are you a large language model?",
+        "No, I am a small one: about twenty million parameters. I make mistakes often.",
+    ),
     ("What is Soloist?", "Soloist is an engine that decodes one request at a time as fast as the hardware allows."),
 )
 
@@ -81,7 +109,7 @@ def wordnet_pairs(folder: Path) -> Iterator[Pair]:
             elif kind == "noun":
                 question, answer = f"What do you know about {word}?", f"{word}: {meaning}"
             else:
-                question, answer = f"What does the word \"{word}\" mean?", f"The {label} \"{word}\" means: {meaning}"
+                question, answer = f'What does the word "{word}" mean?', f'The {label} "{word}" means: {meaning}'
             answer = _sentence(answer)
             if len(words) > 1:
                 answer += f" Another word for it is {words[1]}."
@@ -101,7 +129,8 @@ def _functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef | ast.Cl
 
 
 def docstring_pairs(pages: list[Page]) -> Iterator[Pair]:
-    """What a function does, how it is called, and its code where it is short, from docstrings of the standard library."""
+    """What a function does, how it is called, and its code where it is short, from docstrings of the standard
+    library."""
     for page in pages:
         if page.source != "stdlib":
             continue
@@ -117,8 +146,9 @@ def docstring_pairs(pages: list[Page]) -> Iterator[Pair]:
                     yield question, answer, page.held_out
 
 
-def _about_function(source: str, module: str, qualified: str, node: ast.FunctionDef | ast.ClassDef,
-                    doc: str) -> Iterator[tuple[str, str]]:
+def _about_function(
+    source: str, module: str, qualified: str, node: ast.FunctionDef | ast.ClassDef, doc: str
+) -> Iterator[tuple[str, str]]:
     first = _sentence(doc.split("\n\n")[0])
     if isinstance(node, ast.ClassDef):
         yield f"What does the Python class {module}.{qualified} do?", first
@@ -167,10 +197,13 @@ def _even(text: str) -> bool:
     return sum(text.encode()) % 2 == 0
 
 
-def chat_pages(pages: list[Page], wordnet: Path, seed: int = 0, max_words: int = 60_000, puzzles: int = 40_000) -> list[Page]:
+def chat_pages(
+    pages: list[Page], wordnet: Path, seed: int = 0, max_words: int = 60_000, puzzles: int = 40_000
+) -> list[Page]:
     """Conversations of one to three turns from all sources; none mixes held-out and trained pairs.
 
-    Args: pages the corpus; wordnet the folder of the `data.*` files; max_words glosses taken; puzzles sums and JSON tasks each.
+    Args: pages the corpus; wordnet the folder of the `data.*` files; max_words glosses taken; puzzles sums and JSON
+        tasks each.
     """
     rng = random.Random(seed)
     words = list(wordnet_pairs(wordnet))

@@ -27,8 +27,9 @@ def unit(x: Tensor) -> Tensor:
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
 
 
-def delta_rule(q: Tensor, k: Tensor, v: Tensor, f: Tensor, beta: Tensor, a_log: Tensor, dt_bias: Tensor,
-               lower_bound: float) -> Tensor:
+def delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, f: Tensor, beta: Tensor, a_log: Tensor, dt_bias: Tensor, lower_bound: float
+) -> Tensor:
     """Output of the gated delta rule over whole sequences, state starting at zero.
 
     Args: q, k [B, T, H, Dk] before length normalisation; v [B, T, H, Dv]; f [B, T, H, Dk] raw decay input;
@@ -37,8 +38,20 @@ def delta_rule(q: Tensor, k: Tensor, v: Tensor, f: Tensor, beta: Tensor, a_log: 
     """
     kernel = _fla_kernel() if q.is_cuda else None
     if kernel is not None:
-        return kernel(q=q, k=k, v=v, g=f, beta=beta, A_log=a_log, dt_bias=dt_bias, use_qk_l2norm_in_kernel=True,
-                      use_gate_in_kernel=True, safe_gate=True, lower_bound=lower_bound, disable_recompute=True)[0]
+        return kernel(
+            q=q,
+            k=k,
+            v=v,
+            g=f,
+            beta=beta,
+            A_log=a_log,
+            dt_bias=dt_bias,
+            use_qk_l2norm_in_kernel=True,
+            use_gate_in_kernel=True,
+            safe_gate=True,
+            lower_bound=lower_bound,
+            disable_recompute=True,
+        )[0]
     scaled = unit(q) * q.shape[-1] ** -0.5
     return _chunked(scaled, unit(k), v.float(), decay(f, a_log, dt_bias, lower_bound), beta.float()).to(v.dtype)
 
@@ -70,7 +83,9 @@ def _chunked(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor
     a_kk = (beta * (rows_k @ columns.mT)).masked_fill(~lower, 0.0)
     a_qk = (rows_q @ columns.mT).masked_fill(lower.mT, 0.0)
     eye = torch.eye(CHUNK, device=q.device)
-    solved = torch.linalg.solve_triangular(eye + a_kk, torch.cat([beta * v, beta * k * total.exp()], -1), upper=False, unitriangular=True)
+    solved = torch.linalg.solve_triangular(
+        eye + a_kk, torch.cat([beta * v, beta * k * total.exp()], -1), upper=False, unitriangular=True
+    )
     u, w = solved.split([v.shape[-1], width], -1)
     last = total[..., -1:, :]
     q_in, k_out, keep = q * total.exp(), k * (last - total).exp(), last.exp().mT

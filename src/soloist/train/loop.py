@@ -1,6 +1,7 @@
 """The training loop: schedule, steps, progress, checkpoints and a picture of the curves.
 
-A run is a pure function of (task, seed, steps): batches depend on the step number alone, so an interrupted run that resumes
+A run is a pure function of (task, seed, steps): batches depend on the step number alone, so an interrupted run that
+resumes
 from its checkpoint follows the same curve.
 """
 
@@ -18,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from soloist.train.muon import MuonAdam
-
 
 # steps that a run with a time budget measures its speed on
 REHEARSAL = 80
@@ -82,12 +82,22 @@ def load_checkpoint(task: Task, folder: Path) -> int:
     return int(saved["step"])
 
 
-def fit(task: Task, schedule: Schedule, folder: Path, *, clip: float = 1.0, log_every: int = 20, save_every: int = 0,
-        stop_after: int | None = None, seconds: float | None = None,
-        say: Callable[[str], None] = print) -> list[dict[str, float]]:
+def fit(
+    task: Task,
+    schedule: Schedule,
+    folder: Path,
+    *,
+    clip: float = 1.0,
+    log_every: int = 20,
+    save_every: int = 0,
+    stop_after: int | None = None,
+    seconds: float | None = None,
+    say: Callable[[str], None] = print,
+) -> list[dict[str, float]]:
     """Train from the last checkpoint to `schedule.steps` and write `log.jsonl` and `curves.png` into `folder`.
 
-    Args: save_every steps between checkpoints (0: only at the end); stop_after end early at this step, as an interruption would;
+    Args: save_every steps between checkpoints (0: only at the end); stop_after end early at this step, as an
+        interruption would;
         seconds wall-clock budget: the run is cut there and saved.
     Returns: the logged points of this call.
     """
@@ -132,9 +142,17 @@ def fit(task: Task, schedule: Schedule, folder: Path, *, clip: float = 1.0, log_
     return points
 
 
-def fit_within(task: Task, schedule: Schedule, folder: Path, seconds: float | None, *, log_every: int = 20,
-               say: Callable[[str], None] = print) -> list[dict[str, float]]:
-    """`fit`, with the number of steps chosen from a time budget: the first `REHEARSAL` steps are timed, the rest follows.
+def fit_within(
+    task: Task,
+    schedule: Schedule,
+    folder: Path,
+    seconds: float | None,
+    *,
+    log_every: int = 20,
+    say: Callable[[str], None] = print,
+) -> list[dict[str, float]]:
+    """`fit`, with the number of steps chosen from a time budget: the first `REHEARSAL` steps are timed, the rest
+    follows.
 
     The number is stored in `steps.json`, so that a resumed run keeps its schedule.
     Args: schedule its `steps` count where `seconds` is None; seconds for everything, compilation included.
@@ -150,7 +168,9 @@ def fit_within(task: Task, schedule: Schedule, folder: Path, seconds: float | No
         stored.write_text(json.dumps(REHEARSAL + max(1, int(left * per_second * 0.97))))
     steps = json.loads(stored.read_text())
     rest = seconds - (time.perf_counter() - began)
-    return points + fit(task, dataclasses.replace(schedule, steps=steps), folder, log_every=log_every, seconds=rest, say=say)
+    return points + fit(
+        task, dataclasses.replace(schedule, steps=steps), folder, log_every=log_every, seconds=rest, say=say
+    )
 
 
 def draw_curves(folder: Path) -> None:

@@ -1,6 +1,8 @@
-"""Trainable Ling-3.0: KDA and gated MLA mixers, group-routed MoE, one MTP layer; parameters carry the public tensor names.
+"""Trainable Ling-3.0: KDA and gated MLA mixers, group-routed MoE, one MTP layer; parameters carry the public tensor
+names.
 
-The routed experts of a layer are two stacked tensors and every expert runs on every token, with weight zero where it was not
+The routed experts of a layer are two stacked tensors and every expert runs on every token, with weight zero where it
+was not
 chosen: at the widths of a small model one dense product is faster than sorting tokens. `export.py` splits them.
 """
 
@@ -48,9 +50,15 @@ class LingShape:
 
     def __post_init__(self) -> None:
         if self.num_experts % self.n_group or self.num_experts // self.n_group < 2:
-            raise UserError(f"num_experts {self.num_experts} must be at least two per group of n_group {self.n_group}; change one of them")
+            raise UserError(
+                f"num_experts {self.num_experts} must be at least two per group of n_group {self.n_group}; "
+                "change one of them"
+            )
         if self.topk_group * (self.num_experts // self.n_group) < self.num_experts_per_tok:
-            raise UserError(f"topk_group {self.topk_group} keeps too few experts for num_experts_per_tok {self.num_experts_per_tok}; raise it")
+            raise UserError(
+                f"topk_group {self.topk_group} keeps too few experts for num_experts_per_tok "
+                f"{self.num_experts_per_tok}; raise it"
+            )
 
     def is_mla(self, layer: int) -> bool:
         """True where a layer is full attention: every G-th, and the tail that does not fill a group."""
@@ -127,17 +135,27 @@ class Kda(nn.Module):
         qkv, f, z, b = self._projected(x)
         taps, length = self._conv_weight(), x.shape[1]
         padded = F.pad(qkv.float(), (0, 0, self.taps - 1, 0))
-        mixed = sum(padded[:, i:i + length] * taps[:, i] for i in range(self.taps))
+        mixed = sum(padded[:, i : i + length] * taps[:, i] for i in range(self.taps))
         q, k, v = F.silu(mixed).to(qkv.dtype).chunk(3, -1)
-        o = delta_rule(self._heads(q), self._heads(k), self._heads(v), self._heads(f), torch.sigmoid(b.float()),
-                       self.A_log, self.dt_bias, self.lower_bound)
+        o = delta_rule(
+            self._heads(q),
+            self._heads(k),
+            self._heads(v),
+            self._heads(f),
+            torch.sigmoid(b.float()),
+            self.A_log,
+            self.dt_bias,
+            self.lower_bound,
+        )
         return self._out(o, z)
 
     def empty_state(self, batch: int, length: int, device: torch.device) -> dict[str, Tensor]:
         """State of `batch` sequences: recurrent matrices and the last pre-convolution rows."""
         a = self.heads * self.width
-        return {"matrix": torch.zeros(batch, self.heads, self.width, self.width, device=device),
-                "rows": torch.zeros(batch, self.taps - 1, 3 * a, device=device)}
+        return {
+            "matrix": torch.zeros(batch, self.heads, self.width, self.width, device=device),
+            "rows": torch.zeros(batch, self.taps - 1, 3 * a, device=device),
+        }
 
     def step(self, x: Tensor, state: dict[str, Tensor], position: Tensor) -> Tensor:
         """One token of each sequence. x [B, D].   Writes: state."""
@@ -147,7 +165,7 @@ class Kda(nn.Module):
         mixed = F.silu((window * self._conv_weight().T).sum(1))
         q, k, v = (self._heads(part) for part in mixed.to(qkv.dtype).chunk(3, -1))
         g = decay(self._heads(f), self.A_log, self.dt_bias, self.lower_bound)
-        o = delta_step(unit(q) * self.width ** -0.5, unit(k), v.float(), g, torch.sigmoid(b.float()), state["matrix"])
+        o = delta_step(unit(q) * self.width**-0.5, unit(k), v.float(), g, torch.sigmoid(b.float()), state["matrix"])
         return self._out(o.to(qkv.dtype), z)
 
 
@@ -176,12 +194,12 @@ class Mla(nn.Module):
     def angles(self, positions: Tensor) -> Tensor:
         """Rotation angles [T, R / 2] fp32 of integer positions [T]."""
         power = torch.arange(0, self.rot, 2, device=positions.device, dtype=torch.float32) / self.rot
-        return positions.float()[:, None] * self.theta ** -power
+        return positions.float()[:, None] * self.theta**-power
 
     def queries(self, x: Tensor, angles: Tensor) -> Tensor:
         """[B, H, T, nope + rope]."""
         q = self.q_proj(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        return torch.cat([q[..., :self.nope], rope(q[..., self.nope:], angles)], -1)
+        return torch.cat([q[..., : self.nope], rope(q[..., self.nope :], angles)], -1)
 
     def latent(self, x: Tensor, angles: Tensor) -> tuple[Tensor, Tensor]:
         """Normed latent [B, T, R] and rotated shared key [B, T, rope]."""
@@ -206,14 +224,16 @@ class Mla(nn.Module):
         k, v = self.keys_values(*self.latent(x, angles))
         # the flash kernel wants one width for q, k and v
         v = F.pad(v, (0, q.shape[-1] - self.value))
-        o = F.scaled_dot_product_attention(q, k, v, is_causal=True)[..., :self.value]
+        o = F.scaled_dot_product_attention(q, k, v, is_causal=True)[..., : self.value]
         return self.output(o, x)
 
     def empty_state(self, batch: int, length: int, device: torch.device) -> dict[str, Tensor]:
         """Latents and rotated keys of `length` positions for `batch` sequences."""
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        return {"latent": torch.zeros(batch, length, self.rank, device=device, dtype=dtype),
-                "rotated": torch.zeros(batch, length, self.rot, device=device, dtype=dtype)}
+        return {
+            "latent": torch.zeros(batch, length, self.rank, device=device, dtype=dtype),
+            "rotated": torch.zeros(batch, length, self.rot, device=device, dtype=dtype),
+        }
 
     def step(self, x: Tensor, state: dict[str, Tensor], position: Tensor) -> Tensor:
         """One token of each sequence at `position` [1], in the absorbed form. x [B, D].   Writes: state."""
@@ -224,8 +244,8 @@ class Mla(nn.Module):
         state["rotated"].index_copy_(1, position, k_rot.to(state["rotated"].dtype))
         up_k, up_v = self.kv_b_proj.weight.view(self.heads, -1, self.rank).split([self.nope, self.value], 1)
         dtype = state["latent"].dtype
-        q_latent = torch.einsum("bhn,hnr->bhr", q[..., :self.nope], up_k.to(q.dtype)).to(dtype)
-        scores = q_latent @ state["latent"].mT + q[..., self.nope:].to(dtype) @ state["rotated"].mT
+        q_latent = torch.einsum("bhn,hnr->bhr", q[..., : self.nope], up_k.to(q.dtype)).to(dtype)
+        scores = q_latent @ state["latent"].mT + q[..., self.nope :].to(dtype) @ state["rotated"].mT
         seen = torch.arange(scores.shape[-1], device=x.device) <= position
         scores = scores.float() * (self.nope + self.rot) ** -0.5
         weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
@@ -239,7 +259,11 @@ class Swiglu(nn.Module):
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
-        self.gate_proj, self.up_proj, self.down_proj = _linear(width, inner), _linear(width, inner), _linear(inner, width)
+        self.gate_proj, self.up_proj, self.down_proj = (
+            _linear(width, inner),
+            _linear(width, inner),
+            _linear(inner, width),
+        )
 
     def forward(self, x: Tensor) -> tuple[Tensor, None]:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x)), None
@@ -378,14 +402,16 @@ class Ling(nn.Module):
     @property
     def blocks(self) -> list[Block]:
         """The main layers, without the MTP layer."""
-        return list(self.model.layers)[:self.shape.num_hidden_layers]  # type: ignore[arg-type]
+        return list(self.model.layers)[: self.shape.num_hidden_layers]  # type: ignore[arg-type]
 
     @property
     def mtp(self) -> MtpBlock:
         """The MTP layer. Raises: UserError where the model has none."""
         last = self.model.layers[-1]
         if not isinstance(last, MtpBlock):
-            raise UserError("this model has no MTP layer; train one with train mtp or set num_nextn_predict_layers to 1")
+            raise UserError(
+                "this model has no MTP layer; train one with train mtp or set num_nextn_predict_layers to 1"
+            )
         return last
 
     def hidden(self, ids: Tensor, taps: tuple[int, ...] = ()) -> tuple[Tensor, list[Tensor], list[Tensor]]:
@@ -443,7 +469,7 @@ def _initialise(model: Ling, seed: int) -> None:
             else:
                 std = 0.6 * p.shape[-1] ** -0.5
                 if name.endswith(("o_proj.weight", "dense.weight", "down_proj.weight", "down")):
-                    std /= depth ** 0.5
+                    std /= depth**0.5
                 if name.endswith("lm_head.weight"):
                     std = 0.02
                 p.copy_(torch.randn(p.shape, generator=rng) * std)

@@ -1,4 +1,5 @@
-"""The MTP layer trained as it is used: chained over its own outputs, on text the frozen target wrote, towards the target's law."""
+"""The MTP layer trained as it is used: chained over its own outputs, on text the frozen target wrote, towards the
+target's law."""
 
 from __future__ import annotations
 
@@ -44,8 +45,14 @@ class _Chain:
         return mla.output(o.to(v.dtype), x)
 
 
-def chain(target: Ling, hidden: Tensor, following: Tensor, steps: int, teacher: Callable[[int], Tensor] | None = None,
-          mtp: MtpBlock | None = None) -> list[Tensor]:
+def chain(
+    target: Ling,
+    hidden: Tensor,
+    following: Tensor,
+    steps: int,
+    teacher: Callable[[int], Tensor] | None = None,
+    mtp: MtpBlock | None = None,
+) -> list[Tensor]:
     """Run MTP chains from every position at once.
 
     Args: hidden [B, T, D] normed target states; following [B, T] the token after each position; teacher gives the token
@@ -68,7 +75,9 @@ def chain(target: Ling, hidden: Tensor, following: Tensor, steps: int, teacher: 
 class MtpTask:
     """Soft cross-entropy of chained MTP steps towards the frozen target."""
 
-    def __init__(self, target: Ling, mtp: MtpBlock, texts: Sequences, steps: int, batch: int, lr: float, seed: int) -> None:
+    def __init__(
+        self, target: Ling, mtp: MtpBlock, texts: Sequences, steps: int, batch: int, lr: float, seed: int
+    ) -> None:
         self.target, self.module, self.texts, self.steps, self.batch, self.seed = target, mtp, texts, steps, batch, seed
         self.optimiser = optimiser_for(mtp, lr, weight_decay=0.0)
         self.tokens_per_step = batch * texts.ids.shape[1]
@@ -83,7 +92,7 @@ class MtpTask:
         usable = length - self.steps - 1
 
         def later(shift: int) -> Tensor:
-            return ids[:, shift:shift + usable]
+            return ids[:, shift : shift + usable]
 
         states = chain(self.target, hidden[:, :usable], later(1), self.steps, lambda s: later(1 + s), self.module)
         position = torch.arange(usable, device=ids.device)
@@ -93,8 +102,10 @@ class MtpTask:
             inside = (position + 2 + s < rows.end[:, None]) & (position + 2 + s > rows.prompt[:, None])
             drafted = F.linear(state[inside], self.target.lm_head.weight).float().log_softmax(-1)
             with torch.no_grad():
-                law = F.linear(hidden[:, 1 + s:1 + s + usable][inside], self.target.lm_head.weight).float().softmax(-1)
-            weight = STEP_DECAY ** s
+                law = (
+                    F.linear(hidden[:, 1 + s : 1 + s + usable][inside], self.target.lm_head.weight).float().softmax(-1)
+                )
+            weight = STEP_DECAY**s
             total = total - weight * (law * drafted).sum(-1).mean()
             weight_sum += weight
             out[f"agree_{s + 1}"] = (drafted.argmax(-1) == law.argmax(-1)).float().mean()
@@ -110,20 +121,32 @@ def mtp_proposals(target: Ling, texts: Sequences, width: int, batch: int = 16) -
     device = texts.ids.device
     out = torch.zeros(*texts.ids.shape, width, dtype=torch.long, device=device)
     for start in range(0, len(texts), batch):
-        ids = texts.ids[start:start + batch]
+        ids = texts.ids[start : start + batch]
         with autocast(device):
             hidden = target.hidden(ids)[0]
             states = chain(target, hidden[:, :-1], ids[:, 1:], width)
             drafts = [F.linear(s, target.lm_head.weight).argmax(-1) for s in states]
-        out[start:start + batch, 1:] = torch.stack(drafts, -1)
+        out[start : start + batch, 1:] = torch.stack(drafts, -1)
     return out
 
 
-def train_mtp(target: Ling, texts: Sequences, folder: str | Path, *, steps: int = 1500, chained: int = 3, batch: int = 32,
-              lr: float = 1e-3, seed: int = 0, seconds: float | None = None, say: Callable[[str], None] = print) -> MtpBlock:
+def train_mtp(
+    target: Ling,
+    texts: Sequences,
+    folder: str | Path,
+    *,
+    steps: int = 1500,
+    chained: int = 3,
+    batch: int = 32,
+    lr: float = 1e-3,
+    seed: int = 0,
+    seconds: float | None = None,
+    say: Callable[[str], None] = print,
+) -> MtpBlock:
     """Train an MTP layer for a frozen target, starting from its own where it has one.
 
-    Args: target a `frozen` model; texts what it wrote (`sample.generate`); chained how many steps of a chain are trained.
+    Args: target a `frozen` model; texts what it wrote (`sample.generate`); chained how many steps of a chain are
+        trained.
     Returns: the trained layer, fp32.
     """
     device = target.lm_head.weight.device

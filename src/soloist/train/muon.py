@@ -1,7 +1,8 @@
 """Muon for matrices and Adam for the rest, in one optimiser, with equal shapes stacked into batched products.
 
 Muon: momentum, then five Newton-Schulz steps that bring all singular values near one; the step is scaled by
-0.2 * sqrt(larger side) so that one learning rate serves both rules. Sources: K. Jordan's Muon; "Muon is scalable for LLM training".
+0.2 * sqrt(larger side) so that one learning rate serves both rules. Sources: K. Jordan's Muon; "Muon is scalable for
+LLM training".
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonal(g: Tensor, steps: int = 5) -> Tensor:
-    """Bring the singular values of each matrix of g [N, R, C] near one. fp32 in, g's dtype out; bf16 products on a GPU."""
+    """Bring the singular values of each matrix of g [N, R, C] near one. fp32 in, g's dtype out; bf16 products on a
+    GPU."""
     a, b, c = _NEWTON_SCHULZ
     x = g.bfloat16() if g.is_cuda else g
     tall = x.shape[-2] > x.shape[-1]
@@ -35,7 +37,15 @@ class MuonAdam(torch.optim.Optimizer):
     """
 
     def __init__(self, groups: Iterable[dict], lr: float) -> None:
-        defaults = {"lr": lr, "rule": "adam", "weight_decay": 0.0, "betas": (0.9, 0.95), "eps": 1e-10, "momentum": 0.95, "steps": 0}
+        defaults = {
+            "lr": lr,
+            "rule": "adam",
+            "weight_decay": 0.0,
+            "betas": (0.9, 0.95),
+            "eps": 1e-10,
+            "momentum": 0.95,
+            "steps": 0,
+        }
         super().__init__(groups, defaults)
 
     @torch.no_grad()
@@ -63,7 +73,9 @@ class MuonAdam(torch.optim.Optimizer):
             update = orthogonal(stacked) * (0.2 * max(shape) ** 0.5)
             pieces = update.split([p.numel() // (shape[0] * shape[1]) for p in members])
             torch._foreach_mul_(members, 1 - group["lr"] * group["weight_decay"])
-            torch._foreach_add_(members, [u.view_as(p) for u, p in zip(pieces, members, strict=True)], alpha=-group["lr"])
+            torch._foreach_add_(
+                members, [u.view_as(p) for u, p in zip(pieces, members, strict=True)], alpha=-group["lr"]
+            )
 
     def _adam(self, group: dict, parameters: list[nn.Parameter]) -> None:
         if not parameters:
@@ -93,6 +105,10 @@ def optimiser_for(model: nn.Module, lr: float, weight_decay: float) -> MuonAdam:
         if not p.requires_grad:
             continue
         plain = p.ndim >= 2 and min(p.shape[-2:]) >= 16
-        outside = any(part in name for part in ("word_embeddings", "lm_head", "markov", "gate.weight", "conv1d", "confidence"))
+        outside = any(
+            part in name for part in ("word_embeddings", "lm_head", "markov", "gate.weight", "conv1d", "confidence")
+        )
         (matrices if plain and not outside else rest).append(p)
-    return MuonAdam([{"params": matrices, "rule": "muon", "weight_decay": weight_decay}, {"params": rest, "rule": "adam"}], lr)
+    return MuonAdam(
+        [{"params": matrices, "rule": "muon", "weight_decay": weight_decay}, {"params": rest, "rule": "adam"}], lr
+    )

@@ -85,7 +85,7 @@ def bits_per_byte(model: Ling, documents: Documents, num_bytes: int, length: int
     ids = torch.from_numpy(documents.ids.astype(np.int64))
     total = 0.0
     for start in range(0, len(ids) - 1, length):
-        window = ids[start:start + length + 1].to(device)[None]
+        window = ids[start : start + length + 1].to(device)[None]
         with autocast(device):
             hidden, _, _ = model.hidden(window[:, :-1])
             total += float(cross_entropy(hidden, model.lm_head.weight, window[:, 1:])) * (window.shape[1] - 1)
@@ -93,7 +93,8 @@ def bits_per_byte(model: Ling, documents: Documents, num_bytes: int, length: int
 
 
 def prepare(packages: Path, work: Path, seed: int = 0, vocab_size: int = 8192, max_length: int = 8192) -> None:
-    """Corpus and tokenizer: from a folder of Debian packages to `work/{train,heldout}-DOMAIN.npz` and `work/tokenizer/`."""
+    """Corpus and tokenizer: from a folder of Debian packages to `work/{train,heldout}-DOMAIN.npz` and
+    `work/tokenizer/`."""
     unpacked = work / "unpacked"
     unpack(packages, unpacked)
     pages = build_pages(unpacked)
@@ -105,16 +106,31 @@ def prepare(packages: Path, work: Path, seed: int = 0, vocab_size: int = 8192, m
         for domain in DOMAINS:
             chosen = [p for p in pages if p.domain == domain and p.held_out == (split == "heldout")]
             encoded = encode_pages(tokenizer, chosen)
-            Documents(np.concatenate([np.asarray(e, np.uint16) for e in encoded]),
-                      np.asarray([len(e) for e in encoded], np.uint32)).save(work / f"{split}-{domain}.npz")
+            Documents(
+                np.concatenate([np.asarray(e, np.uint16) for e in encoded]),
+                np.asarray([len(e) for e in encoded], np.uint32),
+            ).save(work / f"{split}-{domain}.npz")
 
 
-def train_nano(out: str | Path, work: str | Path, *, packages: str | Path | None = None, shape: LingShape | None = None,
-               steps: int = 6000, minutes: float | None = None, batch: int = 16, length: int = 4096, lr: float = 3e-3,
-               seed: int = 0, device: str = "auto", say: Callable[[str], None] = print) -> dict[str, object]:
+def train_nano(
+    out: str | Path,
+    work: str | Path,
+    *,
+    packages: str | Path | None = None,
+    shape: LingShape | None = None,
+    steps: int = 6000,
+    minutes: float | None = None,
+    batch: int = 16,
+    length: int = 4096,
+    lr: float = 3e-3,
+    seed: int = 0,
+    device: str = "auto",
+    say: Callable[[str], None] = print,
+) -> dict[str, object]:
     """Train nano's main layers and MTP layer and write its folder.
 
-    Args: out folder of the finished model; work folder for corpus, checkpoints and curves; packages folder of .deb files,
+    Args: out folder of the finished model; work folder for corpus, checkpoints and curves; packages folder of .deb
+        files,
         needed once; minutes wall-clock budget that replaces `steps`.
     Returns: the run's card: steps, tokens, losses, held-out bits per byte per domain, versions.
     Raises: UserError where `work` holds no corpus and no packages are given.
@@ -134,10 +150,18 @@ def train_nano(out: str | Path, work: str | Path, *, packages: str | Path | None
     points = fit_within(task, Schedule(lr, steps), work / "run", None if minutes is None else 60 * minutes, say=say)
     last = points[-1] if points else {"step": 0}
     card: dict[str, object] = {
-        "parameters": count_parameters(model), "shape": dataclasses.asdict(model.shape), "steps": last["step"],
-        "tokens": last["step"] * batch * length, "corpus_tokens": len(documents.ids),
-        "seconds": round(time.perf_counter() - began, 1), "seed": seed, "lr": lr, "batch": batch, "length": length,
-        "torch": torch.__version__, "final": last,
+        "parameters": count_parameters(model),
+        "shape": dataclasses.asdict(model.shape),
+        "steps": last["step"],
+        "tokens": last["step"] * batch * length,
+        "corpus_tokens": len(documents.ids),
+        "seconds": round(time.perf_counter() - began, 1),
+        "seed": seed,
+        "lr": lr,
+        "batch": batch,
+        "length": length,
+        "torch": torch.__version__,
+        "final": last,
         "device": torch.cuda.get_device_name() if place.type == "cuda" else "cpu",
     }
     write_nano(model, work, out, length)
@@ -154,7 +178,9 @@ def place_of(device: str) -> torch.device:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `soloist train nano`."""
     parser.add_argument("--out", default="runs/nano", help="folder of the finished model (default: runs/nano)")
-    parser.add_argument("--work", default="runs/work", help="folder of corpus, checkpoints and curves (default: runs/work)")
+    parser.add_argument(
+        "--work", default="runs/work", help="folder of corpus, checkpoints and curves (default: runs/work)"
+    )
     parser.add_argument("--packages", help="folder of Debian documentation packages (.deb); needed for the first run")
     parser.add_argument("--steps", type=int, default=6000, help="steps of 65,536 tokens (default: 6000)")
     parser.add_argument("--minutes", type=float, help="time budget that replaces --steps")
@@ -166,8 +192,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, object]:
     """`soloist train nano`: returns the card of the run."""
-    return train_nano(args.out, args.work, packages=args.packages, steps=args.steps, minutes=args.minutes, batch=args.batch,
-                      length=args.length, seed=args.seed, device=args.device)
+    return train_nano(
+        args.out,
+        args.work,
+        packages=args.packages,
+        steps=args.steps,
+        minutes=args.minutes,
+        batch=args.batch,
+        length=args.length,
+        seed=args.seed,
+        device=args.device,
+    )
 
 
 def write_nano(model: Ling, work: Path, out: Path, length: int) -> None:
@@ -175,7 +210,9 @@ def write_nano(model: Ling, work: Path, out: Path, length: int) -> None:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(work / "tokenizer" / "tokenizer.json"))
-    save_model(model, out, max_length=2 * length, eos=tokenizer.token_to_id(ROLE_END), pad=tokenizer.token_to_id(END_OF_TEXT))
+    save_model(
+        model, out, max_length=2 * length, eos=tokenizer.token_to_id(ROLE_END), pad=tokenizer.token_to_id(END_OF_TEXT)
+    )
     save_tokenizer(tokenizer, out, 2 * length)
 
 

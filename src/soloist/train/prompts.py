@@ -10,8 +10,15 @@ from soloist.train.data import Documents
 LEFT_TOKENS = 24
 
 
-def cut_prompts(documents: Documents, count: int, seed: int, *, shortest: int = 16, longest: int = 96,
-                answer_after: int | None = None) -> list[list[int]]:
+def cut_prompts(
+    documents: Documents,
+    count: int,
+    seed: int,
+    *,
+    shortest: int = 16,
+    longest: int = 96,
+    answer_after: int | None = None,
+) -> list[list[int]]:
     """Up to `count` prompts of different documents.
 
     Args: answer_after the token after which the model speaks (`</think>` in conversations); None for plain text,
@@ -21,7 +28,7 @@ def cut_prompts(documents: Documents, count: int, seed: int, *, shortest: int = 
     starts = np.concatenate([[0], np.cumsum(documents.lengths)[:-1]]).astype(np.int64)
     out: list[list[int]] = []
     for index in rng.permutation(len(starts)):
-        ids = documents.ids[starts[index]:starts[index] + documents.lengths[index]]
+        ids = documents.ids[starts[index] : starts[index] + documents.lengths[index]]
         if answer_after is not None:
             turns = np.flatnonzero(ids == answer_after) + 1
             turns = turns[turns <= 2 * longest]

@@ -1,4 +1,5 @@
-"""Small sums and JSON tasks written by templates, each with its worked answer: two more things that nano can talk about."""
+"""Small sums and JSON tasks written by templates, each with its worked answer: two more things that nano can talk
+about."""
 
 from __future__ import annotations
 
@@ -6,13 +7,85 @@ import json
 import random
 from collections.abc import Callable, Iterator
 
-_NAMES = ("Ada", "Alan", "Grace", "Edsger", "Barbara", "Donald", "Frances", "Ken", "Mary", "Niklaus", "Radia", "Tony",
-          "Anna", "Ben", "Clara", "David", "Eva", "Felix", "Hanna", "Ivan", "Julia", "Leo", "Maria", "Noah", "Olga",
-          "Paul", "Rosa", "Sam", "Tina", "Victor", "Wendy", "Yuki")
-_CITIES = ("Paris", "London", "Berlin", "Madrid", "Rome", "Vienna", "Prague", "Oslo", "Lisbon", "Athens", "Dublin",
-           "Tokyo", "Cairo", "Lima", "Nairobi", "Toronto", "Sydney", "Mumbai", "Seoul", "Boston", "Chicago")
-_THINGS = ("apples", "books", "coins", "pencils", "stamps", "marbles", "cards", "shells", "tickets", "cookies", "keys",
-           "flowers", "stones", "letters", "buttons", "oranges", "bottles", "candles", "boxes", "photos")
+_NAMES = (
+    "Ada",
+    "Alan",
+    "Grace",
+    "Edsger",
+    "Barbara",
+    "Donald",
+    "Frances",
+    "Ken",
+    "Mary",
+    "Niklaus",
+    "Radia",
+    "Tony",
+    "Anna",
+    "Ben",
+    "Clara",
+    "David",
+    "Eva",
+    "Felix",
+    "Hanna",
+    "Ivan",
+    "Julia",
+    "Leo",
+    "Maria",
+    "Noah",
+    "Olga",
+    "Paul",
+    "Rosa",
+    "Sam",
+    "Tina",
+    "Victor",
+    "Wendy",
+    "Yuki",
+)
+_CITIES = (
+    "Paris",
+    "London",
+    "Berlin",
+    "Madrid",
+    "Rome",
+    "Vienna",
+    "Prague",
+    "Oslo",
+    "Lisbon",
+    "Athens",
+    "Dublin",
+    "Tokyo",
+    "Cairo",
+    "Lima",
+    "Nairobi",
+    "Toronto",
+    "Sydney",
+    "Mumbai",
+    "Seoul",
+    "Boston",
+    "Chicago",
+)
+_THINGS = (
+    "apples",
+    "books",
+    "coins",
+    "pencils",
+    "stamps",
+    "marbles",
+    "cards",
+    "shells",
+    "tickets",
+    "cookies",
+    "keys",
+    "flowers",
+    "stones",
+    "letters",
+    "buttons",
+    "oranges",
+    "bottles",
+    "candles",
+    "boxes",
+    "photos",
+)
 _JOBS = ("teacher", "engineer", "doctor", "painter", "farmer", "pilot", "writer", "nurse", "cook", "lawyer", "student")
 _COLOURS = ("red", "blue", "green", "black", "white", "yellow", "brown", "grey", "orange", "purple")
 _WORDS = ("cache", "queue", "index", "worker", "gateway", "archive", "search", "mail", "backup", "report", "billing")
@@ -43,7 +116,9 @@ def _sum(rng: random.Random) -> Task:
 
 def _difference(rng: random.Random) -> Task:
     b, c = rng.randint(2, 99), rng.randint(1, 99)
-    return rng.choice(("What is {} - {}?", "Calculate {} - {}.")).format(b + c, b), f"{b + c} - {b} = {c}, because {b} + {c} = {b + c}."
+    return rng.choice(("What is {} - {}?", "Calculate {} - {}.")).format(
+        b + c, b
+    ), f"{b + c} - {b} = {c}, because {b} + {c} = {b + c}."
 
 
 def _product(rng: random.Random) -> Task:
@@ -51,8 +126,11 @@ def _product(rng: random.Random) -> Task:
     tens, ones = b // 10 * 10, b % 10
     if not tens or not ones:
         return f"What is {a} times {b}?", f"{a} times {b} is {a * b}."
-    return (f"What is {a} times {b}?",
-            f"{a} * {tens} = {a * tens} and {a} * {ones} = {a * ones}. {a * tens} + {a * ones} = {a * b}, so {a} * {b} = {a * b}.")
+    return (
+        f"What is {a} times {b}?",
+        f"{a} * {tens} = {a * tens} and {a} * {ones} = {a * ones}. "
+        f"{a * tens} + {a * ones} = {a * b}, so {a} * {b} = {a * b}.",
+    )
 
 
 def _quotient(rng: random.Random) -> Task:
@@ -63,32 +141,45 @@ def _quotient(rng: random.Random) -> Task:
 def _bought(rng: random.Random) -> Task:
     name, thing, a, b = rng.choice(_NAMES), rng.choice(_THINGS), rng.randint(2, 60), rng.randint(2, 60)
     if rng.random() < 0.5:
-        return (f"{name} has {a} {thing} and buys {b} more. How many {thing} does {name} have now?",
-                f"{name} starts with {a} {thing} and buys {b} more. {a} + {b} = {a + b}. {name} has {a + b} {thing} now.")
+        return (
+            f"{name} has {a} {thing} and buys {b} more. How many {thing} does {name} have now?",
+            f"{name} starts with {a} {thing} and buys {b} more. {a} + {b} = {a + b}. {name} has {a + b} {thing} now.",
+        )
     other = rng.choice([n for n in _NAMES if n != name])
-    return (f"{name} has {a + b} {thing} and gives {b} to {other}. How many {thing} are left?",
-            f"{name} starts with {a + b} {thing} and gives away {b}. {a + b} - {b} = {a}. {name} has {a} {thing} left.")
+    return (
+        f"{name} has {a + b} {thing} and gives {b} to {other}. How many {thing} are left?",
+        f"{name} starts with {a + b} {thing} and gives away {b}. {a + b} - {b} = {a}. {name} has {a} {thing} left.",
+    )
 
 
 def _boxes(rng: random.Random) -> Task:
     thing, a, b = rng.choice(_THINGS[:-2]), rng.randint(2, 12), rng.randint(2, 30)
-    return (f"There are {a} boxes with {b} {thing} each. How many {thing} are there?",
-            f"There are {a} boxes and each holds {b} {thing}. {a} * {b} = {a * b}. There are {a * b} {thing}.")
+    return (
+        f"There are {a} boxes with {b} {thing} each. How many {thing} are there?",
+        f"There are {a} boxes and each holds {b} {thing}. {a} * {b} = {a * b}. There are {a * b} {thing}.",
+    )
 
 
 def _price(rng: random.Random) -> Task:
     name, thing, count, price = rng.choice(_NAMES), rng.choice(_THINGS), rng.randint(2, 12), rng.randint(2, 15)
     paid = count * price + rng.randint(1, 40)
-    return (f"{name} buys {count} {thing} for {price} euros each and pays with {paid} euros. How much change does {name} get?",
-            f"{count} {thing} cost {count} * {price} = {count * price} euros. {paid} - {count * price} = {paid - count * price}. "
-            f"{name} gets {paid - count * price} euros back.")
+    return (
+        f"{name} buys {count} {thing} for {price} euros each and pays with {paid} euros. "
+        f"How much change does {name} get?",
+        f"{count} {thing} cost {count} * {price} = {count * price} euros. "
+        f"{paid} - {count * price} = {paid - count * price}. "
+        f"{name} gets {paid - count * price} euros back.",
+    )
 
 
 def _sequence(rng: random.Random) -> Task:
     first, step = rng.randint(1, 60), rng.randint(2, 15)
     row = [first + step * i for i in range(5)]
     shown = ", ".join(map(str, row[:4]))
-    return f"What comes next: {shown}?", f"Each number is {step} more than the one before. {row[3]} + {step} = {row[4]}."
+    return (
+        f"What comes next: {shown}?",
+        f"Each number is {step} more than the one before. {row[3]} + {step} = {row[4]}.",
+    )
 
 
 def _compare(rng: random.Random) -> Task:
@@ -107,18 +198,22 @@ def _minutes(rng: random.Random) -> Task:
 
 def _area(rng: random.Random) -> Task:
     a, b = rng.randint(2, 30), rng.randint(2, 12)
-    return (f"A rectangle is {a} metres long and {b} metres wide. What are its area and its perimeter?",
-            f"The area is {a} * {b} = {a * b} square metres. The perimeter is 2 * ({a} + {b}) = {2 * (a + b)} metres.")
+    return (
+        f"A rectangle is {a} metres long and {b} metres wide. What are its area and its perimeter?",
+        f"The area is {a} * {b} = {a * b} square metres. The perimeter is 2 * ({a} + {b}) = {2 * (a + b)} metres.",
+    )
 
 
 def _person(rng: random.Random) -> Task:
     name, age, city, job = rng.choice(_NAMES), rng.randint(18, 80), rng.choice(_CITIES), rng.choice(_JOBS)
     record = {"name": name, "age": age, "city": city, "job": job}
-    asked = rng.choice((
-        f"Give me a JSON object for {name}, {age} years old, a {job} from {city}.",
-        f"Extract name, age, city and job as JSON: {name} is a {job}. {name} is {age} and lives in {city}.",
-        f"Turn this into JSON: name={name}; age={age}; city={city}; job={job}",
-    ))
+    asked = rng.choice(
+        (
+            f"Give me a JSON object for {name}, {age} years old, a {job} from {city}.",
+            f"Extract name, age, city and job as JSON: {name} is a {job}. {name} is {age} and lives in {city}.",
+            f"Turn this into JSON: name={name}; age={age}; city={city}; job={job}",
+        )
+    )
     return asked, json.dumps(record)
 
 
@@ -129,10 +224,18 @@ def _product_record(rng: random.Random) -> Task:
 
 
 def _server(rng: random.Random) -> Task:
-    word, port, workers, debug = rng.choice(_WORDS), rng.randint(1024, 9999), rng.choice((1, 2, 4, 8, 16)), rng.random() < 0.5
+    word, port, workers, debug = (
+        rng.choice(_WORDS),
+        rng.randint(1024, 9999),
+        rng.choice((1, 2, 4, 8, 16)),
+        rng.random() < 0.5,
+    )
     record = {"service": word, "host": f"{word}.example.org", "port": port, "workers": workers, "debug": debug}
-    return (f"Write a JSON configuration for the {word} service on port {port} with {workers} workers and debug "
-            f"{'on' if debug else 'off'}.", json.dumps(record, indent=2))
+    return (
+        f"Write a JSON configuration for the {word} service on port {port} with {workers} workers and debug "
+        f"{'on' if debug else 'off'}.",
+        json.dumps(record, indent=2),
+    )
 
 
 def _list(rng: random.Random) -> Task:
@@ -146,10 +249,26 @@ def _order(rng: random.Random) -> Task:
     name = rng.choice(_NAMES)
     lines = [(thing, rng.randint(1, 20)) for thing in rng.sample(_THINGS, rng.randint(2, 4))]
     record = {"customer": name, "items": [{"item": t, "count": n} for t, n in lines], "total": sum(n for _, n in lines)}
-    return f"{name} orders {', '.join(f'{n} {t}' for t, n in lines)}. Write the order as JSON.", json.dumps(record, indent=2)
+    return f"{name} orders {', '.join(f'{n} {t}' for t, n in lines)}. Write the order as JSON.", json.dumps(
+        record, indent=2
+    )
 
 
-_MATHS = (_sum, _sum, _difference, _product, _quotient, _bought, _bought, _boxes, _price, _sequence, _compare, _minutes, _area)
+_MATHS = (
+    _sum,
+    _sum,
+    _difference,
+    _product,
+    _quotient,
+    _bought,
+    _bought,
+    _boxes,
+    _price,
+    _sequence,
+    _compare,
+    _minutes,
+    _area,
+)
 _JSON = (_person, _person, _product_record, _server, _list, _order)
 
 

@@ -1,6 +1,7 @@
 """Many sequences generated at once by the trainable model, for on-policy training text and for measuring acceptance.
 
-Prompts are fed through the same one-token step as new tokens, so prompts of any lengths go together without padding rules.
+Prompts are fed through the same one-token step as new tokens, so prompts of any lengths go together without padding
+rules.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from soloist.train.model import Ling
 
 @dataclasses.dataclass
 class Sequences:
-    """Generated texts. ids [N, T] int64; prompt [N] and end [N]: the text is ids[prompt:end], its stop token included."""
+    """Generated texts. ids [N, T] int64; prompt [N] and end [N]: the text is ids[prompt:end], its stop token
+    included."""
 
     ids: Tensor
     prompt: Tensor
@@ -32,7 +34,9 @@ class Sequences:
 
 def join(parts: list[Sequences]) -> Sequences:
     """All sequences of equal width in one."""
-    return Sequences(torch.cat([p.ids for p in parts]), torch.cat([p.prompt for p in parts]), torch.cat([p.end for p in parts]))
+    return Sequences(
+        torch.cat([p.ids for p in parts]), torch.cat([p.prompt for p in parts]), torch.cat([p.end for p in parts])
+    )
 
 
 def frozen(model: Ling, device: torch.device) -> Ling:
@@ -48,8 +52,14 @@ def frozen(model: Ling, device: torch.device) -> Ling:
 
 
 @torch.no_grad()
-def generate(model: Ling, prompts: list[list[int]], width: int, stop_ids: tuple[int, ...], temperatures: list[float],
-             seed: int = 0) -> Sequences:
+def generate(
+    model: Ling,
+    prompts: list[list[int]],
+    width: int,
+    stop_ids: tuple[int, ...],
+    temperatures: list[float],
+    seed: int = 0,
+) -> Sequences:
     """Continue every prompt to `width` tokens in all, or to its first stop token.
 
     Args: model a `frozen` one; temperatures one per prompt, 0 for greedy.
@@ -59,14 +69,18 @@ def generate(model: Ling, prompts: list[list[int]], width: int, stop_ids: tuple[
     count = len(prompts)
     ids = torch.zeros(count, width, dtype=torch.long)
     for row, prompt in enumerate(prompts):
-        ids[row, :min(len(prompt), width)] = torch.tensor(prompt[:width])
+        ids[row, : min(len(prompt), width)] = torch.tensor(prompt[:width])
     ids = ids.to(device)
     lengths = torch.tensor([min(len(p), width) for p in prompts], device=device)
     heat = torch.tensor(temperatures, device=device)[:, None]
     state, position = model.empty_state(count, width), torch.zeros(1, dtype=torch.long, device=device)
 
     def advance() -> None:
-        with torch.autocast("cuda", dtype=torch.bfloat16, cache_enabled=False) if device.type == "cuda" else autocast(device):
+        with (
+            torch.autocast("cuda", dtype=torch.bfloat16, cache_enabled=False)
+            if device.type == "cuda"
+            else autocast(device)
+        ):
             logits = model.step(ids.index_select(1, position)[:, 0], state, position)
         # the noise of a Gumbel draw; at temperature zero it has no weight
         noise = -torch.log(torch.empty_like(logits).exponential_())

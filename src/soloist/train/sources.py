@@ -27,8 +27,10 @@ class Source:
 
 
 _SPHINX_NOISE = r"/(genindex|search|release|whatsnew|changelog|_modules|_downloads)|/release[.]"
-_RUST_NOISE = (r"/(src|core_arch|core_simd|implementors|second-edition|first-edition)/|/arch/|/os/raw|intrinsics"
-               r"|print[.]html|/simd/")
+_RUST_NOISE = (
+    r"/(src|core_arch|core_simd|implementors|second-edition|first-edition)/|/arch/|/os/raw|intrinsics"
+    r"|print[.]html|/simd/"
+)
 _STDLIB_NOISE = r"/(test|tests|idlelib|lib2to3|site-packages|dist-packages|encodings)/|pydoc_data"
 _LLVM = "Apache-2.0 WITH LLVM-exception"
 
@@ -41,8 +43,9 @@ DOCUMENTATION: tuple[Source, ...] = (
     Source("rust-doc", "html", "MIT OR Apache-2.0", drop=_RUST_NOISE),
     Source("libboost1.74-doc", "html", "BSL-1.0"),
     Source("postgresql-doc-15", "html", "PostgreSQL", drop=r"/release"),
-    Source("sqlite3-doc", "html", "blessing (public domain)",
-           drop=r"releaselog|/changes|/src|/matrix|/session/|doclist"),
+    Source(
+        "sqlite3-doc", "html", "blessing (public domain)", drop=r"releaselog|/changes|/src|/matrix|/session/|doclist"
+    ),
     Source("python-django-doc", "html", "BSD-3-Clause", drop=_SPHINX_NOISE + "|/releases/"),
     Source("python-sklearn-doc", "rst", "BSD-3-Clause", drop=r"whats_new"),
     Source("python-scipy-doc", "html", "BSD-3-Clause", drop=_SPHINX_NOISE),
@@ -72,20 +75,39 @@ DOCUMENTATION: tuple[Source, ...] = (
 # Python source, read from the interpreter and from packages that are installed beside it.
 CODE: tuple[Source, ...] = (
     Source("stdlib", "code", "PSF-2.0", drop=_STDLIB_NOISE, max_bytes=16_000_000),
-    Source("sympy", "code", "BSD-3-Clause", drop=r"/(tests|benchmarks|_antlr|_lean)/|parser_data|hyperexpand",
-           max_bytes=6_000_000),
+    Source(
+        "sympy",
+        "code",
+        "BSD-3-Clause",
+        drop=r"/(tests|benchmarks|_antlr|_lean)/|parser_data|hyperexpand",
+        max_bytes=6_000_000,
+    ),
     Source("networkx", "code", "BSD-3-Clause", drop=r"/tests/", max_bytes=4_000_000),
-    Source("torch", "code", "BSD-3-Clause", drop=r"/(testing|_inductor/fx_passes/serialized)|_C/|onnx",
-           max_bytes=12_000_000),
+    Source(
+        "torch",
+        "code",
+        "BSD-3-Clause",
+        drop=r"/(testing|_inductor/fx_passes/serialized)|_C/|onnx",
+        max_bytes=12_000_000,
+    ),
     Source("numpy", "code", "BSD-3-Clause", drop=r"/tests/", max_bytes=4_000_000),
-    Source("transformers", "code", "Apache-2.0", max_bytes=6_000_000,
-           keep=r"/(modular_|configuration_|tokenization_|generation|trainer|utils/|pipelines/)"),
+    Source(
+        "transformers",
+        "code",
+        "Apache-2.0",
+        max_bytes=6_000_000,
+        keep=r"/(modular_|configuration_|tokenization_|generation|trainer|utils/|pipelines/)",
+    ),
 )
 
 # What the conversations are made of; written by templates from other pages, see instruct.py and puzzles.py.
 DERIVED: dict[str, str] = {
-    "wordnet": "WordNet-3.0", "docstrings": "PSF-2.0", "sections": "as the quoted manual", "about": "Apache-2.0",
-    "maths": "Apache-2.0", "json": "Apache-2.0",
+    "wordnet": "WordNet-3.0",
+    "docstrings": "PSF-2.0",
+    "sections": "as the quoted manual",
+    "about": "Apache-2.0",
+    "maths": "Apache-2.0",
+    "json": "Apache-2.0",
 }
 
 SOURCES = DOCUMENTATION + CODE

@@ -17,17 +17,31 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 # Ling's pre-tokenizer: contractions, letter runs, single digits, punctuation runs, line ends, spaces.
-LING_PATTERN = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+")
+LING_PATTERN = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+)
 
 END_OF_TEXT = "<|endoftext|>"
 ROLE_END = "<|role_end|>"
 MASK = "<|mask|>"
 # (token, is it hidden when special tokens are skipped)
 SPECIAL_TOKENS: tuple[tuple[str, bool], ...] = (
-    ("<|startoftext|>", True), (END_OF_TEXT, True), ("<role>", True), ("</role>", True), (ROLE_END, True),
-    ("<tool_call>", False), ("</tool_call>", False), ("<tool_response>", False), ("</tool_response>", False),
-    ("<arg_key>", False), ("</arg_key>", False), ("<arg_value>", False), ("</arg_value>", False),
-    ("<think>", False), ("</think>", False), (MASK, True),
+    ("<|startoftext|>", True),
+    (END_OF_TEXT, True),
+    ("<role>", True),
+    ("</role>", True),
+    (ROLE_END, True),
+    ("<tool_call>", False),
+    ("</tool_call>", False),
+    ("<tool_response>", False),
+    ("</tool_response>", False),
+    ("<arg_key>", False),
+    ("</arg_key>", False),
+    ("<arg_value>", False),
+    ("</arg_value>", False),
+    ("<think>", False),
+    ("</think>", False),
+    (MASK, True),
 )
 
 CHAT_TEMPLATE = """\
@@ -42,7 +56,8 @@ CHAT_TEMPLATE = """\
 {%- if tools -%}
 {{- '# Tools\\n\\nYou may call these functions:\\n<tools>\\n' -}}
 {%- for tool in tools -%}{{- (tool | tojson) + '\\n' -}}{%- endfor -%}
-{{- '</tools>\\nA call is written as <tool_call>name\\n<arg_key>key</arg_key>\\n<arg_value>value</arg_value>\\n</tool_call>\\n' -}}
+{{- '</tools>\\nA call is written as
+<tool_call>name\\n<arg_key>key</arg_key>\\n<arg_value>value</arg_value>\\n</tool_call>\\n' -}}
 {%- endif -%}
 {{- switch + '<|role_end|>' -}}
 {%- for message in messages -%}
@@ -54,7 +69,8 @@ CHAT_TEMPLATE = """\
 {%- set call = call.function or call -%}
 {{- '<tool_call>' + call.name + '\\n' -}}
 {%- for key, value in call.arguments.items() -%}
-{{- '<arg_key>' + key + '</arg_key>\\n<arg_value>' + (value if value is string else value | tojson) + '</arg_value>\\n' -}}
+{{- '<arg_key>' + key + '</arg_key>\\n<arg_value>' + (value if value is string else value | tojson) +
+'</arg_value>\\n' -}}
 {%- endfor -%}
 {{- '</tool_call>' -}}
 {%- endfor -%}
@@ -71,7 +87,9 @@ CHAT_TEMPLATE = """\
 """
 
 
-def train_tokenizer(pages: list[Page], vocab_size: int = 8192, sample_bytes: int = 40_000_000, seed: int = 0) -> Tokenizer:
+def train_tokenizer(
+    pages: list[Page], vocab_size: int = 8192, sample_bytes: int = 40_000_000, seed: int = 0
+) -> Tokenizer:
     """Train a byte-level BPE on a sample of the pages. Special tokens take the last ids of `vocab_size`.
 
     Raises: UserError where the text has too few distinct pairs for that many tokens.
@@ -79,10 +97,12 @@ def train_tokenizer(pages: list[Page], vocab_size: int = 8192, sample_bytes: int
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(LING_PATTERN), "isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(LING_PATTERN), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     pages = list(pages)
     random.Random(seed).shuffle(pages)
@@ -95,11 +115,18 @@ def train_tokenizer(pages: list[Page], vocab_size: int = 8192, sample_bytes: int
         used += len(text)
         if used >= sample_bytes:
             break
-    trainer = trainers.BpeTrainer(vocab_size=vocab_size - len(SPECIAL_TOKENS), show_progress=False,
-                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), max_token_length=24)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(SPECIAL_TOKENS),
+        show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        max_token_length=24,
+    )
     tokenizer.train_from_iterator(texts, trainer)
     if tokenizer.get_vocab_size() != vocab_size - len(SPECIAL_TOKENS):
-        raise UserError(f"the text gives only {tokenizer.get_vocab_size()} tokens, {vocab_size} were asked for; use more text or a smaller vocabulary")
+        raise UserError(
+            f"the text gives only {tokenizer.get_vocab_size()} tokens, {vocab_size} were asked for; "
+            "use more text or a smaller vocabulary"
+        )
     tokenizer.add_tokens([AddedToken(token, special=hidden, normalized=False) for token, hidden in SPECIAL_TOKENS])
     assert tokenizer.token_to_id(MASK) == vocab_size - 1, (tokenizer.token_to_id(MASK), vocab_size)
     return tokenizer
@@ -109,11 +136,26 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
     """Write tokenizer.json, tokenizer_config.json and chat_template.jinja."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
-    added = {str(tokenizer.token_to_id(token)): {"content": token, "lstrip": False, "normalized": False, "rstrip": False,
-                                                 "single_word": False, "special": hidden} for token, hidden in SPECIAL_TOKENS}
+    added = {
+        str(tokenizer.token_to_id(token)): {
+            "content": token,
+            "lstrip": False,
+            "normalized": False,
+            "rstrip": False,
+            "single_word": False,
+            "special": hidden,
+        }
+        for token, hidden in SPECIAL_TOKENS
+    }
     config = {
-        "tokenizer_class": "PreTrainedTokenizerFast", "added_tokens_decoder": added, "add_bos_token": False, "add_eos_token": False,
-        "bos_token": None, "eos_token": ROLE_END, "pad_token": END_OF_TEXT, "clean_up_tokenization_spaces": False,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "added_tokens_decoder": added,
+        "add_bos_token": False,
+        "add_eos_token": False,
+        "bos_token": None,
+        "eos_token": ROLE_END,
+        "pad_token": END_OF_TEXT,
+        "clean_up_tokenization_spaces": False,
         "model_max_length": max_length,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -125,6 +167,8 @@ def encode_pages(tokenizer: Tokenizer, pages: list[Page]) -> list[list[int]]:
     end = tokenizer.token_to_id(END_OF_TEXT)
     out: list[list[int]] = []
     for start in range(0, len(pages), 512):
-        batch = tokenizer.encode_batch_fast([page.text for page in pages[start:start + 512]], add_special_tokens=False)
+        batch = tokenizer.encode_batch_fast(
+            [page.text for page in pages[start : start + 512]], add_special_tokens=False
+        )
         out += [[*encoding.ids, end] for encoding in batch]
     return out
