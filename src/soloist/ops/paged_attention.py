@@ -45,16 +45,30 @@ def paged_attention(
     Args: q [T, H, Dk]; keys [pages, G, P, Dk]; values [pages, G, P, Dv]; table [n] page ids in context order or None
         if the pages given are the context in order; start [1], on the device.   Returns: [T, H, Dv] in q's dtype.
     """
-    T, H, Dk = q.shape
     keys, values = in_order(keys, table), in_order(values, table)
+    pages, G, P, _ = keys.shape
+    group = q.shape[1] // G
+    last_seen = start + torch.arange(q.shape[0] * group, device=q.device) // group
+    unseen = torch.arange(pages * P, device=q.device) > last_seen[:, None]  # [T * group, S]
+    return weigh_pages(q, keys, values, unseen, scale)
+
+
+def weigh_pages(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, unseen: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Attention over pages in context order, summed page after page.
+
+    Args: q [T, H, Dk]; keys [pages, G, P, Dk]; values [pages, G, P, Dv]; unseen [T * (H / G), pages * P] bool, the rows
+        of one window row side by side.
+    Returns: [T, H, Dv] in q's dtype.
+    """
+    T, H, Dk = q.shape
     pages, G, P, Dv = values.shape
     m = T * (H // G)
     rows = q.float().view(T, G, H // G, Dk).transpose(0, 1).reshape(1, G, m, Dk)
     rows = rows.expand(pages, G, m, Dk).reshape(-1, m, Dk)
     scores = row_product(rows, keys.float().reshape(-1, P, Dk)).view(pages, G, m, P)
     scores = scores.permute(1, 2, 0, 3).reshape(G, m, pages * P).mul_(scale)
-    last_seen = start + torch.arange(m, device=q.device) // (H // G)
-    unseen = torch.arange(pages * P, device=q.device) > last_seen[:, None]  # [m, S]
     scores.masked_fill_(unseen, float("-inf"))
     weights = scores.sub_(scores.amax(-1, keepdim=True)).exp_().view(G, m, pages, P)
     total = weights.sum(-1).cumsum(-1)[..., -1:]  # [G, m, 1]
