@@ -13,12 +13,14 @@ from soloist.errors import UserError
 class TokenizerSource:
     """json: a tokenizer.json of the `tokenizers` library. chat_templates: name -> jinja; the usual one is `default`.
     special_tokens: `bos_token`, `eos_token`, ... -> its text, for templates. origin: the file, for messages.
+    add_bos: whether a text begins with bos_token, where settings beside tokenizer.json say so; None leaves it to the json.
     """
 
     json: str
     origin: str
     chat_templates: Mapping[str, str] = field(default_factory=dict)
     special_tokens: Mapping[str, str] = field(default_factory=dict)
+    add_bos: bool | None = None
 
 
 def union_eos(*sources: Any) -> tuple[int, ...]:
