@@ -51,7 +51,8 @@ class ChatTemplates:
         try:
             return template.render({**known, **variables})
         except _FAILURES as failure:
-            raise UserError(f"{self._origin}: the chat template refuses the messages: {_one_line(failure)}") from failure
+            complaint = _one_line(failure)
+            raise UserError(f"{self._origin}: the chat template refuses the messages: {complaint}") from failure
 
     def _choose(self, with_tools: bool) -> Template:
         """`tool_use` where there are tools and such a template, otherwise `default`."""
@@ -106,7 +107,7 @@ def _read_content(content: Any, place: str) -> str:
     for i, part in enumerate(content):
         kind = part.get("type", "text") if isinstance(part, Mapping) else type(part).__name__
         if kind != "text" or not isinstance(part.get("text"), str):
-            raise UserError(f"{place}[{i}] is a part of kind {kind!r}; only {{'type': 'text', 'text': ...}} is supported")
+            raise UserError(f"{place}[{i}] is of kind {kind!r}; only {{'type': 'text', 'text': ...}} is supported")
         texts.append(part["text"])
     return "\n".join(texts)
 

@@ -1,8 +1,8 @@
 """Text from tokens that arrive one by one.
 
-Every token stands for bytes that do not depend on its neighbours, apart from a space dropped at the very beginning. So a
-stream is a byte string decoded as UTF-8 while it grows: characters appear when their last byte does, each token costs
-its own length, and no window of earlier tokens is decoded again.
+Every token stands for bytes that do not depend on its neighbours, apart from a space dropped at the very beginning.
+So a stream is a byte string decoded as UTF-8 while it grows: characters appear when their last byte does, each token
+costs its own length, and no window of earlier tokens is decoded again.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Detokenizer:
 
 
 class Pieces:
-    """The bytes of each token of a vocabulary, worked out when it first appears.   Raises: UserError on an unknown rule."""
+    """The bytes of each token, worked out when it first appears.   Raises: UserError for a decoder of unknown kind."""
 
     def __init__(self, vocabulary: Vocabulary, origin: str):
         self.rule = _read_rule(vocabulary, origin)
@@ -156,7 +156,7 @@ def _from_byte_token(piece: Piece) -> Piece:
 
 
 def _from_byte_letters(piece: Piece) -> Piece:
-    """Byte-level BPE writes every byte as a printable letter. A token with any other letter was added, as plain text."""
+    """Byte-level BPE writes every byte as a printable letter. A token with another letter is plain text, added later."""
     if isinstance(piece, bytes):
         return piece
     values = [_BYTE_OF.get(letter) for letter in piece]

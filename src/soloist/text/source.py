@@ -13,7 +13,7 @@ from soloist.errors import UserError
 class TokenizerSource:
     """json: a tokenizer.json of the `tokenizers` library. chat_templates: name -> jinja; the usual one is `default`.
     special_tokens: `bos_token`, `eos_token`, ... -> its text, for templates. origin: the file, for messages.
-    add_bos: whether a text begins with bos_token, where settings beside tokenizer.json say so; None leaves it to the json.
+    add_bos: whether a text begins with bos_token, where settings beside tokenizer.json say so; None: the json decides.
     """
 
     json: str

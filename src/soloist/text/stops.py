@@ -8,9 +8,9 @@ from collections.abc import Sequence
 class StopFinder:
     """Looks for stop strings and lets all text through that cannot belong to one.
 
-    The text is searched token by token. Of the stop strings that a token completes, the one that begins earliest counts;
-    of those that begin at one place, the one listed first (as in vLLM and llama.cpp). A stop string is complete with its
-    last character: with stops "ab" and "abc" the text never waits for a "c".
+    The text is searched token by token. Of the stop strings that a token completes, the one that begins earliest
+    counts; of those that begin at one place, the one listed first (as in vLLM and llama.cpp). A stop string is complete
+    with its last character: with stops "ab" and "abc" the text never waits for a "c".
 
     Source: Knuth, Morris and Pratt, Fast pattern matching in strings (1977): each character costs O(1) amortised.
     """

@@ -46,6 +46,6 @@ class TextStream:
     def flush(self) -> str:
         """The text held back, once no token follows: unfinished characters, and the beginning of a stop string.
 
-        What an unfinished character becomes is shown and not searched: the request has already ended for another reason.
+        What an unfinished character becomes is shown and not searched: the request has already ended otherwise.
         """
         return "" if self._stopped else self._stops.flush() + self._detokenizer.flush()
