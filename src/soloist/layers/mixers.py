@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from soloist.config import GqaConfig, KdaConfig, MlaConfig, Mixer
+from soloist.config import GqaConfig, KdaConfig, Mixer, MlaConfig
 from soloist.layers.linear import Linear, Slotted, Vector
 from soloist.ops.gqa import gqa
 from soloist.ops.kda import kda
@@ -167,4 +167,4 @@ class ConvTaps(Slotted):
 def build_mixer(config: Mixer, hidden_size: int, eps: float, dtype: torch.dtype) -> GqaLayer | MlaLayer | KdaLayer:
     """The layer of a mixer configuration, on the default device, unfilled."""
     kinds = {GqaConfig: GqaLayer, MlaConfig: MlaLayer, KdaConfig: KdaLayer}
-    return kinds[type(config)](config, hidden_size, eps, dtype)  # type: ignore[arg-type]
+    return kinds[type(config)](config, hidden_size, eps, dtype)

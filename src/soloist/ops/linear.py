@@ -7,7 +7,7 @@ runs at the speed of memory, and a window of several would otherwise repack the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -45,16 +45,16 @@ def pack(weight: torch.Tensor) -> PackedWeight | None:
     """
     if weight.device.type != "cpu" or weight.dtype != torch.float32 or not torch.backends.mkldnn.is_available():
         return None
-    tile = _packed_tile(tuple(weight.shape), torch.get_num_threads())
+    tile = _packed_tile((weight.shape[0], weight.shape[1]), torch.get_num_threads())
     return None if tile is None else _packed(weight, tile)
 
 
 def _packed(weight: torch.Tensor, tile: int) -> PackedWeight:
     reorder = torch.ops.mkldnn._reorder_linear_weight
-    return PackedWeight(reorder(weight.contiguous(), MANY_ROWS), tuple(weight.shape), tile)
+    return PackedWeight(reorder(weight.contiguous(), MANY_ROWS), (weight.shape[0], weight.shape[1]), tile)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _packed_tile(shape: tuple[int, int], num_threads: int) -> int | None:
     """The fewest rows, one or two, from which on the packed product gives a row the same bits in every company."""
     weight, x = cancelling(*shape, -1.0), cancelling(MANY_ROWS, shape[1], 1.0)

@@ -9,7 +9,7 @@ in a process by trying. Seen: tiles of 2 columns on Intel, 4 rows on AMD (both f
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -59,7 +59,7 @@ def row_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return invariant_form(shape, x.dtype, x.dim() == 3, by_row, torch.get_num_threads())(x, weight)
 
 
-@lru_cache(maxsize=None)
+@cache
 def invariant_form(
     shape: tuple[int, int], dtype: torch.dtype, batched: bool, by_row: bool, num_threads: int
 ) -> Form | RowByRow:
