@@ -91,9 +91,7 @@ def test_a_block_sees_only_the_past_of_its_anchor(target, texts):
 
         def slots(ids: torch.Tensor) -> torch.Tensor:
             _, tapped, _ = target.hidden(ids, (0, 2))
-            return drafter.blocks(
-                target.model.word_embeddings.weight, drafter.context(tapped), ids, torch.tensor([[10, 20]])
-            )
+            return drafter.blocks(target.model.word_embeddings.weight, drafter.context(tapped), ids, torch.tensor([[10, 20]]))
 
         ids = texts.ids[:1].clone()
         before = slots(ids)

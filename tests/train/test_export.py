@@ -30,9 +30,7 @@ def _model() -> Ling:
         for p in model.parameters():
             p.copy_(p.bfloat16().float() if p.ndim > 1 else p)
         for layer in model.model.layers[1:]:
-            layer.mlp.gate.expert_bias.normal_(
-                -0.9, 0.2
-            )  # all negative: shows a mask of zero instead of minus infinity
+            layer.mlp.gate.expert_bias.normal_(-0.9, 0.2)  # all negative: shows a mask of zero instead of minus infinity
     return model
 
 
@@ -44,9 +42,7 @@ def test_exported_folder_gives_transformers_logits(tmp_path):
     transformers = pytest.importorskip("transformers", minversion="5.24")
     model = _model()
     save_model(model, tmp_path, max_length=256, eos=1, pad=0)
-    oracle, info = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path, dtype=torch.float32, output_loading_info=True
-    )
+    oracle, info = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"], info
     stored = load_model(tmp_path)
     with torch.no_grad():

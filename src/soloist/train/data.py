@@ -44,8 +44,7 @@ class Batches:
         self.per_epoch = (len(documents.ids) - 2) // length // batch
         if self.per_epoch < 1:
             raise UserError(
-                f"{len(documents.ids)} tokens do not fill one batch of {batch} x {length}; "
-                "use more text or smaller batches"
+                f"{len(documents.ids)} tokens do not fill one batch of {batch} x {length}; use more text or smaller batches"
             )
         self.starts = np.concatenate([[0], np.cumsum(documents.lengths)[:-1]]).astype(np.int64)
         self._epoch = -1

@@ -20,7 +20,7 @@ from soloist.train.mtp import mtp_proposals, train_mtp
 from soloist.train.nano import DOMAINS, place_of
 from soloist.train.prompts import cut_prompts
 from soloist.train.sample import Sequences, frozen, generate, join
-from soloist.train.tokenizer import END_OF_TEXT, MASK, ROLE_END
+from soloist.train.tokenizer import END_OF_TEXT, MASK, ROLE_END, token_id
 
 # how often each domain's prompts are drawn, and the temperatures that the target writes at
 SHARES = {"docs": 4, "code": 3, "chat": 4, "maths": 1, "json": 1}
@@ -32,7 +32,7 @@ GENERATED_AT_ONCE = 4096
 def marks(folder: Path) -> dict[str, int]:
     """Ids of the special tokens that training needs."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    return {name: tokenizer.token_to_id(name) for name in (END_OF_TEXT, ROLE_END, MASK, "</think>")}
+    return {name: token_id(tokenizer, name) for name in (END_OF_TEXT, ROLE_END, MASK, "</think>")}
 
 
 def prompts_of(work: Path, split: str, domain: str, count: int, seed: int, answer_mark: int) -> list[list[int]]:
@@ -140,9 +140,7 @@ def train_drafters(
     return result
 
 
-def _held_out(
-    target: Ling, work: Path, count: int, width: int, ids: dict[str, int]
-) -> tuple[dict[str, Sequences], Sequences]:
+def _held_out(target: Ling, work: Path, count: int, width: int, ids: dict[str, int]) -> tuple[dict[str, Sequences], Sequences]:
     """Greedy texts after held-out prompts: those to measure on by domain, and others to calibrate on."""
     tests, others = {}, []
     for domain in DOMAINS:

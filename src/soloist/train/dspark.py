@@ -203,9 +203,7 @@ def combine(logits: Tensor, law: Tensor, confidence: Tensor, labels: Tensor, liv
 class DsparkTask:
     """0.1 CE + 0.9 L1 to the target's law + confidence, over anchors drawn from the target's own text."""
 
-    def __init__(
-        self, target: Ling, drafter: Drafter, texts: Sequences, batch: int, anchors: int, lr: float, seed: int
-    ) -> None:
+    def __init__(self, target: Ling, drafter: Drafter, texts: Sequences, batch: int, anchors: int, lr: float, seed: int) -> None:
         self.target, self.module, self.texts = target, drafter, texts
         self.batch, self.anchors, self.seed = batch, anchors, seed
         self.optimiser = optimiser_for(drafter, lr, weight_decay=0.0)

@@ -62,9 +62,7 @@ def load_public(tensors: dict[str, Tensor], shape: LingShape) -> Ling:
             state[name] = take(name)
     unknown = sorted(set(tensors) - used)
     if unknown:
-        raise UserError(
-            f"{len(unknown)} tensors are not part of the model, the first is {unknown[0]}; check config.json"
-        )
+        raise UserError(f"{len(unknown)} tensors are not part of the model, the first is {unknown[0]}; check config.json")
     model.load_state_dict(state)
     return model
 

@@ -43,8 +43,7 @@ _MANUALS = {
 _ABOUT: tuple[tuple[str, str], ...] = (
     (
         "Who are you?",
-        "I am nano, a very small language model that comes with Soloist. "
-        "I was trained on documentation and source code.",
+        "I am nano, a very small language model that comes with Soloist. I was trained on documentation and source code.",
     ),
     (
         "What are you?",
@@ -197,9 +196,7 @@ def _even(text: str) -> bool:
     return sum(text.encode()) % 2 == 0
 
 
-def chat_pages(
-    pages: list[Page], wordnet: Path, seed: int = 0, max_words: int = 60_000, puzzles: int = 40_000
-) -> list[Page]:
+def chat_pages(pages: list[Page], wordnet: Path, seed: int = 0, max_words: int = 60_000, puzzles: int = 40_000) -> list[Page]:
     """Conversations of one to three turns from all sources; none mixes held-out and trained pairs.
 
     Args: pages the corpus; wordnet the folder of the `data.*` files; max_words glosses taken; puzzles sums and JSON

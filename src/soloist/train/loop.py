@@ -27,9 +27,13 @@ REHEARSAL = 80
 class Task(Protocol):
     """What is trained: a module, its optimiser, and the loss of one step."""
 
-    module: nn.Module
     optimiser: MuonAdam
     tokens_per_step: int
+
+    @property
+    def module(self) -> nn.Module:
+        """What is trained."""
+        ...
 
     def losses(self, step: int) -> dict[str, Tensor]:
         """Scalars of one step; `loss` is the one to minimise."""
@@ -168,9 +172,7 @@ def fit_within(
         stored.write_text(json.dumps(REHEARSAL + max(1, int(left * per_second * 0.97))))
     steps = json.loads(stored.read_text())
     rest = seconds - (time.perf_counter() - began)
-    return points + fit(
-        task, dataclasses.replace(schedule, steps=steps), folder, log_every=log_every, seconds=rest, say=say
-    )
+    return points + fit(task, dataclasses.replace(schedule, steps=steps), folder, log_every=log_every, seconds=rest, say=say)
 
 
 def draw_curves(folder: Path) -> None:

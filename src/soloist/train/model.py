@@ -51,13 +51,11 @@ class LingShape:
     def __post_init__(self) -> None:
         if self.num_experts % self.n_group or self.num_experts // self.n_group < 2:
             raise UserError(
-                f"num_experts {self.num_experts} must be at least two per group of n_group {self.n_group}; "
-                "change one of them"
+                f"num_experts {self.num_experts} must be at least two per group of n_group {self.n_group}; change one of them"
             )
         if self.topk_group * (self.num_experts // self.n_group) < self.num_experts_per_tok:
             raise UserError(
-                f"topk_group {self.topk_group} keeps too few experts for num_experts_per_tok "
-                f"{self.num_experts_per_tok}; raise it"
+                f"topk_group {self.topk_group} keeps too few experts for num_experts_per_tok {self.num_experts_per_tok}; raise it"
             )
 
     def is_mla(self, layer: int) -> bool:
@@ -99,6 +97,10 @@ class Conv(nn.Module):
 class Kda(nn.Module):
     """Kimi delta attention with the bounded decay and a full-rank sigmoid output gate."""
 
+    q_conv1d: Conv
+    k_conv1d: Conv
+    v_conv1d: Conv
+
     def __init__(self, shape: LingShape) -> None:
         super().__init__()
         d, a, self.heads, self.width = shape.hidden_size, shape.inner, shape.num_attention_heads, shape.head_dim
@@ -135,7 +137,8 @@ class Kda(nn.Module):
         qkv, f, z, b = self._projected(x)
         taps, length = self._conv_weight(), x.shape[1]
         padded = F.pad(qkv.float(), (0, 0, self.taps - 1, 0))
-        mixed = sum(padded[:, i : i + length] * taps[:, i] for i in range(self.taps))
+        rows = (padded[:, i : i + length] * taps[:, i] for i in range(1, self.taps))
+        mixed = sum(rows, padded[:, :length] * taps[:, 0])
         q, k, v = F.silu(mixed).to(qkv.dtype).chunk(3, -1)
         o = delta_rule(
             self._heads(q),
@@ -279,6 +282,8 @@ def _ranks(scores: Tensor) -> Tensor:
 class Gate(nn.Module):
     """Group-limited sigmoid router. `expert_bias` only selects; it is balanced outside the gradient."""
 
+    expert_bias: Tensor
+
     def __init__(self, shape: LingShape) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(shape.num_experts, shape.hidden_size))
@@ -402,16 +407,14 @@ class Ling(nn.Module):
     @property
     def blocks(self) -> list[Block]:
         """The main layers, without the MTP layer."""
-        return list(self.model.layers)[: self.shape.num_hidden_layers]  # type: ignore[arg-type]
+        return [layer for layer in self.model.layers if isinstance(layer, Block) and not isinstance(layer, MtpBlock)]
 
     @property
     def mtp(self) -> MtpBlock:
         """The MTP layer. Raises: UserError where the model has none."""
         last = self.model.layers[-1]
         if not isinstance(last, MtpBlock):
-            raise UserError(
-                "this model has no MTP layer; train one with train mtp or set num_nextn_predict_layers to 1"
-            )
+            raise UserError("this model has no MTP layer; train one with train mtp or set num_nextn_predict_layers to 1")
         return last
 
     def hidden(self, ids: Tensor, taps: tuple[int, ...] = ()) -> tuple[Tensor, list[Tensor], list[Tensor]]:

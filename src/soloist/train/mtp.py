@@ -75,9 +75,7 @@ def chain(
 class MtpTask:
     """Soft cross-entropy of chained MTP steps towards the frozen target."""
 
-    def __init__(
-        self, target: Ling, mtp: MtpBlock, texts: Sequences, steps: int, batch: int, lr: float, seed: int
-    ) -> None:
+    def __init__(self, target: Ling, mtp: MtpBlock, texts: Sequences, steps: int, batch: int, lr: float, seed: int) -> None:
         self.target, self.module, self.texts, self.steps, self.batch, self.seed = target, mtp, texts, steps, batch, seed
         self.optimiser = optimiser_for(mtp, lr, weight_decay=0.0)
         self.tokens_per_step = batch * texts.ids.shape[1]
@@ -102,9 +100,7 @@ class MtpTask:
             inside = (position + 2 + s < rows.end[:, None]) & (position + 2 + s > rows.prompt[:, None])
             drafted = F.linear(state[inside], self.target.lm_head.weight).float().log_softmax(-1)
             with torch.no_grad():
-                law = (
-                    F.linear(hidden[:, 1 + s : 1 + s + usable][inside], self.target.lm_head.weight).float().softmax(-1)
-                )
+                law = F.linear(hidden[:, 1 + s : 1 + s + usable][inside], self.target.lm_head.weight).float().softmax(-1)
             weight = STEP_DECAY**s
             total = total - weight * (law * drafted).sum(-1).mean()
             weight_sum += weight

@@ -53,11 +53,11 @@ class MuonAdam(torch.optim.Optimizer):
         """One update of every parameter that has a gradient."""
         for group in self.param_groups:
             group["steps"] += 1
-            parameters = [p for p in group["params"] if p.grad is not None]
+            parameters: list[Tensor] = [p for p in group["params"] if p.grad is not None]
             (self._muon if group["rule"] == "muon" else self._adam)(group, parameters)
 
-    def _muon(self, group: dict, parameters: list[nn.Parameter]) -> None:
-        same: dict[tuple[int, ...], list[nn.Parameter]] = defaultdict(list)
+    def _muon(self, group: dict, parameters: list[Tensor]) -> None:
+        same: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
         for p in parameters:
             same[tuple(p.shape[-2:])].append(p)
         for shape, members in same.items():
@@ -73,11 +73,9 @@ class MuonAdam(torch.optim.Optimizer):
             update = orthogonal(stacked) * (0.2 * max(shape) ** 0.5)
             pieces = update.split([p.numel() // (shape[0] * shape[1]) for p in members])
             torch._foreach_mul_(members, 1 - group["lr"] * group["weight_decay"])
-            torch._foreach_add_(
-                members, [u.view_as(p) for u, p in zip(pieces, members, strict=True)], alpha=-group["lr"]
-            )
+            torch._foreach_add_(members, [u.view_as(p) for u, p in zip(pieces, members, strict=True)], alpha=-group["lr"])
 
-    def _adam(self, group: dict, parameters: list[nn.Parameter]) -> None:
+    def _adam(self, group: dict, parameters: list[Tensor]) -> None:
         if not parameters:
             return
         for p in parameters:
@@ -100,15 +98,12 @@ class MuonAdam(torch.optim.Optimizer):
 
 def optimiser_for(model: nn.Module, lr: float, weight_decay: float) -> MuonAdam:
     """Muon for matrices inside the layers, Adam for embeddings, heads, router, norms, taps and gates."""
-    matrices, rest = [], []
+    matrices: list[Tensor] = []
+    rest: list[Tensor] = []
     for name, p in model.named_parameters():
         if not p.requires_grad:
             continue
         plain = p.ndim >= 2 and min(p.shape[-2:]) >= 16
-        outside = any(
-            part in name for part in ("word_embeddings", "lm_head", "markov", "gate.weight", "conv1d", "confidence")
-        )
+        outside = any(part in name for part in ("word_embeddings", "lm_head", "markov", "gate.weight", "conv1d", "confidence"))
         (matrices if plain and not outside else rest).append(p)
-    return MuonAdam(
-        [{"params": matrices, "rule": "muon", "weight_decay": weight_decay}, {"params": rest, "rule": "adam"}], lr
-    )
+    return MuonAdam([{"params": matrices, "rule": "muon", "weight_decay": weight_decay}, {"params": rest, "rule": "adam"}], lr)

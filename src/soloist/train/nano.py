@@ -23,7 +23,7 @@ from soloist.train.instruct import chat_pages
 from soloist.train.loop import Schedule, autocast, fit_within
 from soloist.train.model import Gate, Ling, LingShape, count_parameters
 from soloist.train.muon import optimiser_for
-from soloist.train.tokenizer import END_OF_TEXT, ROLE_END, encode_pages, save_tokenizer, train_tokenizer
+from soloist.train.tokenizer import END_OF_TEXT, ROLE_END, encode_pages, save_tokenizer, token_id, train_tokenizer
 
 DOMAINS = ("docs", "code", "chat", "maths", "json")
 MTP_WEIGHT = 0.3
@@ -178,9 +178,7 @@ def place_of(device: str) -> torch.device:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `soloist train nano`."""
     parser.add_argument("--out", default="runs/nano", help="folder of the finished model (default: runs/nano)")
-    parser.add_argument(
-        "--work", default="runs/work", help="folder of corpus, checkpoints and curves (default: runs/work)"
-    )
+    parser.add_argument("--work", default="runs/work", help="folder of corpus, checkpoints and curves (default: runs/work)")
     parser.add_argument("--packages", help="folder of Debian documentation packages (.deb); needed for the first run")
     parser.add_argument("--steps", type=int, default=6000, help="steps of 65,536 tokens (default: 6000)")
     parser.add_argument("--minutes", type=float, help="time budget that replaces --steps")
@@ -210,9 +208,7 @@ def write_nano(model: Ling, work: Path, out: Path, length: int) -> None:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(work / "tokenizer" / "tokenizer.json"))
-    save_model(
-        model, out, max_length=2 * length, eos=tokenizer.token_to_id(ROLE_END), pad=tokenizer.token_to_id(END_OF_TEXT)
-    )
+    save_model(model, out, max_length=2 * length, eos=token_id(tokenizer, ROLE_END), pad=token_id(tokenizer, END_OF_TEXT))
     save_tokenizer(tokenizer, out, 2 * length)
 
 

@@ -128,8 +128,7 @@ def _product(rng: random.Random) -> Task:
         return f"What is {a} times {b}?", f"{a} times {b} is {a * b}."
     return (
         f"What is {a} times {b}?",
-        f"{a} * {tens} = {a * tens} and {a} * {ones} = {a * ones}. "
-        f"{a * tens} + {a * ones} = {a * b}, so {a} * {b} = {a * b}.",
+        f"{a} * {tens} = {a * tens} and {a} * {ones} = {a * ones}. {a * tens} + {a * ones} = {a * b}, so {a} * {b} = {a * b}.",
     )
 
 
@@ -164,8 +163,7 @@ def _price(rng: random.Random) -> Task:
     name, thing, count, price = rng.choice(_NAMES), rng.choice(_THINGS), rng.randint(2, 12), rng.randint(2, 15)
     paid = count * price + rng.randint(1, 40)
     return (
-        f"{name} buys {count} {thing} for {price} euros each and pays with {paid} euros. "
-        f"How much change does {name} get?",
+        f"{name} buys {count} {thing} for {price} euros each and pays with {paid} euros. How much change does {name} get?",
         f"{count} {thing} cost {count} * {price} = {count * price} euros. "
         f"{paid} - {count * price} = {paid - count * price}. "
         f"{name} gets {paid - count * price} euros back.",
@@ -249,9 +247,7 @@ def _order(rng: random.Random) -> Task:
     name = rng.choice(_NAMES)
     lines = [(thing, rng.randint(1, 20)) for thing in rng.sample(_THINGS, rng.randint(2, 4))]
     record = {"customer": name, "items": [{"item": t, "count": n} for t, n in lines], "total": sum(n for _, n in lines)}
-    return f"{name} orders {', '.join(f'{n} {t}' for t, n in lines)}. Write the order as JSON.", json.dumps(
-        record, indent=2
-    )
+    return f"{name} orders {', '.join(f'{n} {t}' for t, n in lines)}. Write the order as JSON.", json.dumps(record, indent=2)
 
 
 _MATHS = (

@@ -34,9 +34,7 @@ class Sequences:
 
 def join(parts: list[Sequences]) -> Sequences:
     """All sequences of equal width in one."""
-    return Sequences(
-        torch.cat([p.ids for p in parts]), torch.cat([p.prompt for p in parts]), torch.cat([p.end for p in parts])
-    )
+    return Sequences(torch.cat([p.ids for p in parts]), torch.cat([p.prompt for p in parts]), torch.cat([p.end for p in parts]))
 
 
 def frozen(model: Ling, device: torch.device) -> Ling:
@@ -76,11 +74,7 @@ def generate(
     state, position = model.empty_state(count, width), torch.zeros(1, dtype=torch.long, device=device)
 
     def advance() -> None:
-        with (
-            torch.autocast("cuda", dtype=torch.bfloat16, cache_enabled=False)
-            if device.type == "cuda"
-            else autocast(device)
-        ):
+        with torch.autocast("cuda", dtype=torch.bfloat16, cache_enabled=False) if device.type == "cuda" else autocast(device):
             logits = model.step(ids.index_select(1, position)[:, 0], state, position)
         # the noise of a Gumbel draw; at temperature zero it has no weight
         noise = -torch.log(torch.empty_like(logits).exponential_())

@@ -43,9 +43,7 @@ DOCUMENTATION: tuple[Source, ...] = (
     Source("rust-doc", "html", "MIT OR Apache-2.0", drop=_RUST_NOISE),
     Source("libboost1.74-doc", "html", "BSL-1.0"),
     Source("postgresql-doc-15", "html", "PostgreSQL", drop=r"/release"),
-    Source(
-        "sqlite3-doc", "html", "blessing (public domain)", drop=r"releaselog|/changes|/src|/matrix|/session/|doclist"
-    ),
+    Source("sqlite3-doc", "html", "blessing (public domain)", drop=r"releaselog|/changes|/src|/matrix|/session/|doclist"),
     Source("python-django-doc", "html", "BSD-3-Clause", drop=_SPHINX_NOISE + "|/releases/"),
     Source("python-sklearn-doc", "rst", "BSD-3-Clause", drop=r"whats_new"),
     Source("python-scipy-doc", "html", "BSD-3-Clause", drop=_SPHINX_NOISE),

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 # Ling's pre-tokenizer: contractions, letter runs, single digits, punctuation runs, line ends, spaces.
-LING_PATTERN = (
-    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
-)
+LING_PATTERN = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
 
 END_OF_TEXT = "<|endoftext|>"
 ROLE_END = "<|role_end|>"
@@ -87,9 +85,7 @@ CHAT_TEMPLATE = """\
 """
 
 
-def train_tokenizer(
-    pages: list[Page], vocab_size: int = 8192, sample_bytes: int = 40_000_000, seed: int = 0
-) -> Tokenizer:
+def train_tokenizer(pages: list[Page], vocab_size: int = 8192, sample_bytes: int = 40_000_000, seed: int = 0) -> Tokenizer:
     """Train a byte-level BPE on a sample of the pages. Special tokens take the last ids of `vocab_size`.
 
     Raises: UserError where the text has too few distinct pairs for that many tokens.
@@ -162,13 +158,19 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
 
 
+def token_id(tokenizer: Tokenizer, token: str) -> int:
+    """Id of a special token. Raises: UserError where the tokenizer has none."""
+    found = tokenizer.token_to_id(token)
+    if found is None:
+        raise UserError(f"the tokenizer has no token {token}; training needs a folder that train nano wrote")
+    return int(found)
+
+
 def encode_pages(tokenizer: Tokenizer, pages: list[Page]) -> list[list[int]]:
     """Token ids of every page, each ended by the end-of-text token."""
-    end = tokenizer.token_to_id(END_OF_TEXT)
+    end = token_id(tokenizer, END_OF_TEXT)
     out: list[list[int]] = []
     for start in range(0, len(pages), 512):
-        batch = tokenizer.encode_batch_fast(
-            [page.text for page in pages[start : start + 512]], add_special_tokens=False
-        )
+        batch = tokenizer.encode_batch_fast([page.text for page in pages[start : start + 512]], add_special_tokens=False)
         out += [[*encoding.ids, end] for encoding in batch]
     return out
