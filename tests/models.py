@@ -42,18 +42,22 @@ CONFIGS: dict[str, dict[str, Any]] = {
                   "moe_intermediate_size": 24, "norm_topk_prob": True},
 }  # fmt: skip
 
+DEEP: dict[str, dict[str, Any]] = {"qwen3-deep": {**QWEN3, "num_hidden_layers": 6}}
+"""Kinds that only the tests that name them use: cheap, with layers enough to read the streams of several."""
+
 
 @cache
 def decoder(kind: str, dtype: torch.dtype = torch.float32) -> Decoder:
     """A random decoder of one kind, ready to run."""
     generator = torch.Generator().manual_seed(len(kind))
-    model = Decoder(read_config(CONFIGS[kind]), dtype, torch.device("cpu"))
+    config = {**CONFIGS, **DEEP}[kind]
+    model = Decoder(read_config(config), dtype, torch.device("cpu"))
     for name, slot in model_slots(model).items():
         spread = slot.shape[-1] ** -0.5 if slot.dim() > 1 else 0.3
         mean = 1.0 if "norm" in name else 0.0
         slot.copy_(torch.randn(slot.shape, generator=generator) * spread + mean)
     model.prepare()
-    assert family_of(CONFIGS[kind])
+    assert family_of(config)
     return model.eval()
 
 

@@ -132,14 +132,14 @@ class Driven:
 
 def watch(
     drafting: Drafter, fresh: Drafter, build: Callable[[Drafter], Engine], params: SamplingParams,
-    prompt: tuple[int, ...], rounds: int = 10,
+    prompt: tuple[int, ...], rounds: int = 7,
 ) -> list[tuple[int, list[int], list[int]]]:
     """Run a drafter under mixed acceptance beside a fresh one of its kind that is fed the same text token by token.
 
     Returns: after every round (tokens it emitted, what the first proposes now, what the second proposes now).
     """
     straight = Driven(build(NoDraft()), params, prompt)
-    while len(straight.text) < len(prompt) + 16 * rounds:
+    while len(straight.text) < len(prompt) + (drafting.width + 1) * rounds:
         straight.round(0)
     first = Driven(build(Steered(drafting, straight.text[len(prompt) :])), params, prompt)
     second = Driven(build(fresh), params, prompt)

@@ -23,7 +23,10 @@ from tests.naive_dspark import Facts
 DFLASH = Facts(markov=None, confidence=None, anchor_first=False, block=6)
 
 
-def read(form: str, f: Facts = Facts(), **changes: Any) -> Any:
+FACTS = Facts()
+
+
+def read(form: str, f: Facts = FACTS, **changes: Any) -> Any:
     config = {**config_of(f, form, 6), **changes}
     return read_draft_config(config, set(tensors_of(f)))
 
@@ -87,10 +90,10 @@ def test_what_we_do_not_run_is_refused_by_name(name: str) -> None:
 def test_a_model_is_no_drafter(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(write_checkpoint(tmp_path, "qwen3"))
     with pytest.raises(UserError, match="this is no drafter"):
-        build_dspark(checkpoint, models.decoder("ling-flash"), 5)
+        build_dspark(checkpoint, models.decoder("qwen3-deep"), 5)
 
 
-def build(folder: Path, kind: str = "ling-flash") -> None:
+def build(folder: Path, kind: str = "qwen3-deep") -> None:
     build_dspark(open_checkpoint(folder), models.decoder(kind), 5)
 
 
@@ -146,7 +149,7 @@ def test_a_folder_beside_the_model_or_a_path_is_found(tmp_path: Path) -> None:
     own = EngineConfig(str(folder), drafter="dspark")
     other = EngineConfig(str(folder), drafter="dspark", drafter_path=str(tmp_path / "elsewhere"), draft_width=3)
     widths = [
-        build_drafter("dspark", config, open_checkpoint(folder), models.decoder("ling-flash")).width
+        build_drafter("dspark", config, open_checkpoint(folder), models.decoder("qwen3-deep")).width
         for config in (own, other)
     ]
     assert widths == [5, 3]

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-import soloist.models.registry  # noqa: F401  imports every op
+import soloist.drafters.dspark  # noqa: F401  these import every op
+import soloist.models.registry  # noqa: F401
 import soloist.runtime.engine  # noqa: F401
 from soloist.ops.op import REGISTRY, Op
 
