@@ -23,7 +23,8 @@ MARKOV_KINDS = ("vanilla", "gated", "rnn")
 _HARMLESS = (
     "num_anchors", "loss_decay_gamma", "ce_loss_alpha", "l1_loss_alpha", "confidence_head_alpha", "auf", "_attn_implementation",
     "attn_implementation", "projector_type", "speculators_version", "speculators_config", "speculators_model_type",
-    "max_window_layers", "use_sliding_window", "use_swa", "embed_tokens_from_target", "lm_head_from_target", "num_speculative_tokens",
+    "max_window_layers", "use_sliding_window", "use_swa", "embed_tokens_from_target",
+    "lm_head_from_target", "num_speculative_tokens",
     "has_no_defaults_at_init", "eagle_aux_hidden_state_layer_ids", "transformer_layer_config", "dflash_config",
     "dspark_config", "text_config", "tie_word_embeddings", "lambda_base_start", "lambda_base_decay_ratio",
     "pure_draft_prefix_len", "emb_dim", "gru_hidden_dim",
