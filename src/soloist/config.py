@@ -147,7 +147,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 class EngineConfig:
     """How to run. Every field is a keyword of `LLM` and a flag of the command line; a test freezes the list."""
 
-    model: str = ""
+    model: str = "nano"
     drafter: str = "none"
     drafter_path: str | None = None
     draft_width: int | str = "auto"

@@ -71,7 +71,7 @@ class LLM:
     Args: the fields of EngineConfig as keywords.   Raises: UserError for anything that cannot be had.
     """
 
-    def __init__(self, model: str, *, progress: bool = False, **settings: Any):
+    def __init__(self, model: str = EngineConfig.model, *, progress: bool = False, **settings: Any):
         unknown = set(settings) - set(EngineConfig.__dataclass_fields__)
         if unknown:
             known = ", ".join(EngineConfig.__dataclass_fields__)

