@@ -64,7 +64,6 @@ DOCUMENTATION: tuple[Source, ...] = (
     Source("sphinx-doc", "rst", "BSD-2-Clause", drop=r"changes"),
     Source("ghc-doc", "rst", "BSD-3-Clause", drop=r"release|notes"),
     Source("twisted-doc", "rst", "MIT"),
-    Source("swi-prolog-doc", "html", "BSD-2-Clause"),
     Source("tomcat10-docs", "html", "Apache-2.0", drop=r"changelog"),
     Source("jargon-text", "gzip", "public domain", keep=r"jargon[.]txt"),
     Source("dict-devil", "gzip", "public domain", keep=r"[.]dict[.]dz"),
