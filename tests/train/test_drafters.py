@@ -17,9 +17,10 @@ from soloist.train.dspark import (
     save_drafter,
     train_dspark,
 )
-from soloist.train.model import Ling, LingShape
+from soloist.train.model import Ling
 from soloist.train.mtp import chain, mtp_proposals, train_mtp
 from soloist.train.sample import Sequences, generate
+from soloist.train.shape import LingShape
 
 TINY = LingShape(
     vocab_size=40,

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from soloist.train.export import load_model, save_model
-from soloist.train.model import Ling, LingShape
+from soloist.train.model import Ling
+from soloist.train.shape import LingShape
 
 TINY = LingShape(
     vocab_size=97,

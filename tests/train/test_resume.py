@@ -7,8 +7,9 @@ import torch
 
 from soloist.train.data import Batches, Documents
 from soloist.train.loop import Schedule, fit
-from soloist.train.model import Ling, LingShape
+from soloist.train.model import Ling
 from soloist.train.nano import NanoTask
+from soloist.train.shape import LingShape
 
 TINY = LingShape(
     vocab_size=64,

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from soloist.errors import UserError
 from soloist.train.loop import Schedule, autocast, fit_within
-from soloist.train.model import Ling, Norm
+from soloist.train.mixers import Norm
+from soloist.train.model import Ling
 from soloist.train.muon import optimiser_for
 from soloist.train.sample import Sequences
 

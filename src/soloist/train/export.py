@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from soloist.errors import UserError
-from soloist.train.model import Ling, LingShape
+from soloist.train.model import Ling
+from soloist.train.shape import LingShape
 
 _FP32 = ("A_log", "dt_bias", "expert_bias", "gate.weight")
 

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from soloist.train.loop import Schedule, autocast, fit_within
-from soloist.train.model import Ling, Mla, MtpBlock
+from soloist.train.mixers import Mla
+from soloist.train.model import Ling, MtpBlock
 from soloist.train.muon import optimiser_for
 from soloist.train.sample import Sequences
 

@@ -21,8 +21,9 @@ from soloist.train.data import Batches, Documents, load_documents
 from soloist.train.export import save_model
 from soloist.train.instruct import chat_pages
 from soloist.train.loop import Schedule, autocast, fit_within
-from soloist.train.model import Gate, Ling, LingShape, count_parameters
+from soloist.train.model import Gate, Ling, count_parameters
 from soloist.train.muon import optimiser_for
+from soloist.train.shape import LingShape
 from soloist.train.tokenizer import END_OF_TEXT, ROLE_END, encode_pages, save_tokenizer, token_id, train_tokenizer
 
 DOMAINS = ("docs", "code", "chat", "maths", "json")
