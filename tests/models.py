@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from soloist.layers.linear import prepare
 from soloist.models.decoder import Decoder
 from soloist.models.registry import family_of, read_config
 from soloist.state.sequence import Sequence
@@ -56,7 +57,7 @@ def decoder(kind: str, dtype: torch.dtype = torch.float32) -> Decoder:
         spread = slot.shape[-1] ** -0.5 if slot.dim() > 1 else 0.3
         mean = 1.0 if "norm" in name else 0.0
         slot.copy_(torch.randn(slot.shape, generator=generator) * spread + mean)
-    model.prepare()
+    prepare(model)
     assert family_of(config)
     return model.eval()
 

@@ -11,6 +11,7 @@ import torch
 from soloist.config import MAX_WINDOW, EngineConfig, SamplingParams
 from soloist.drafters.width import FixedWidth
 from soloist.errors import UserError
+from soloist.layers.linear import prepare
 from soloist.models.decoder import Decoder
 from soloist.models.registry import read_config
 from soloist.ops.noise import gumbel
@@ -135,7 +136,7 @@ def small_engine(drafter: BigramDrafter) -> Engine:
     generator = torch.Generator().manual_seed(2)
     for slot in model_slots(model).values():
         slot.copy_(torch.randn(slot.shape, generator=generator) * (0.15 if slot.dim() > 1 else 1.0))
-    model.prepare()
+    prepare(model)
     state = Sequence(model.cache_specs(), 32, MAX_WINDOW, torch.device("cpu"))
     bufs = Buffers(SMALL, 32 + MAX_WINDOW + 1, torch.device("cpu"))
     return Engine(Parts(model, state, bufs, drafter), SMALL, 512, FixedWidth(drafter.width), rejection=True)

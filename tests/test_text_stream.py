@@ -69,6 +69,26 @@ def test_decoding_undoes_encoding(kind: str, text: str) -> None:
     assert markers or own.decode(own.encode(text)) == text == library.decode(library.encode(text).ids)
 
 
+@kinds
+@given(sizes=cuts, min_tokens=st.integers(0, 12))
+@settings(deadline=None)
+def test_stop_strings_count_only_after_min_tokens(kind: str, sizes: list[int], min_tokens: int) -> None:
+    """However the tokens come in blocks, the stop is the first one that lies behind the first `min_tokens` tokens."""
+    ids = tokenizer(kind).encode("the cat the cat the cat")
+    stream, texts, used, stop = TextStream(tokenizer(kind), ["cat"], min_tokens), [], 0, None
+    for block in blocks(ids, sizes):
+        event = stream.push(block)
+        texts.append(event.text)
+        used += event.num_tokens_used
+        if stop := event.stop:
+            break
+    unsearched = tokenizer(kind).detokenizer()
+    head = "".join(unsearched.push(token) for token in ids[:min_tokens])
+    shown = "".join(texts) + ("" if stop else stream.flush())
+    assert shown.startswith(head) and "cat" not in shown[len(head) :]
+    assert (used > min_tokens) if stop else used == len(ids)
+
+
 def bytes_in_pieces(*values: int) -> list[int]:
     return [sentence_pieces().token_to_id(f"<0x{value:02X}>") for value in values]
 

@@ -246,7 +246,7 @@ class SamplingParams:
     temperature 0 is greedy. Order of the processors: logit_bias, penalties, min_tokens, temperature, top_k, top_p,
     min_p. `logprobs` = number of alternatives reported beside the chosen token (0 to 20), None = no logprobs; they
     are natural logarithms of the model's own distribution, before any processor. `seed` None draws a fresh one.
-    `max_tokens` None generates to the end of the context.
+    `max_tokens` None generates to the end of the context. `stop` is not looked for in the first `min_tokens` tokens.
     """
 
     temperature: float = 1.0

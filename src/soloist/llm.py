@@ -191,7 +191,8 @@ class _Answer:
 
     def __init__(self, request: Request, tokenizer: Tokenizer | None, clock: RequestClock):
         self.request, self.clock = request, clock
-        self.stream = None if tokenizer is None else TextStream(tokenizer, tuple(request.params.stop))
+        stops, min_tokens = tuple(request.params.stop), request.params.min_tokens
+        self.stream = None if tokenizer is None else TextStream(tokenizer, stops, min_tokens)
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] | None = None if request.params.logprobs is None else []
         self.text: list[str] = []

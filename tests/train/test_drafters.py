@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -20,29 +22,14 @@ from soloist.train.dspark import (
 from soloist.train.model import Ling
 from soloist.train.mtp import chain, mtp_proposals, train_mtp
 from soloist.train.sample import Sequences, generate
-from soloist.train.shape import LingShape
+from tests.train.shapes import TINY
 
-TINY = LingShape(
-    vocab_size=40,
-    hidden_size=32,
-    num_hidden_layers=4,
-    layer_group_size=2,
-    num_attention_heads=2,
-    head_dim=16,
-    intermediate_size=32,
-    num_experts=8,
-    num_experts_per_tok=2,
-    moe_intermediate_size=16,
-    kv_lora_rank=16,
-    qk_nope_head_dim=16,
-    qk_rope_head_dim=16,
-    v_head_dim=16,
-)
+SHAPE = replace(TINY, vocab_size=40)
 
 
 @pytest.fixture(scope="module")
 def target() -> Ling:
-    model = Ling(TINY, seed=2)
+    model = Ling(SHAPE, seed=2)
     with torch.no_grad():
         model.lm_head.weight.mul_(30)  # confident choices, so that greedy text is no coin toss
     return model.eval().requires_grad_(False)
@@ -140,7 +127,7 @@ def test_training_makes_drafts_the_target_accepts(target, texts, tmp_path):
 
 def test_mtp_training_raises_its_acceptance(target, texts, tmp_path):
     before, _ = mean_length(texts.ids, mtp_proposals(target, texts, 3), texts.prompt, texts.end)
-    trained = Ling(TINY).requires_grad_(False)
+    trained = Ling(SHAPE).requires_grad_(False)
     trained.load_state_dict(target.state_dict())
     trained.mtp.load_state_dict(
         train_mtp(target, texts, tmp_path, steps=120, batch=4, lr=5e-3, say=lambda line: None).state_dict()

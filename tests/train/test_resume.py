@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -9,24 +11,9 @@ from soloist.train.data import Batches, Documents
 from soloist.train.loop import Schedule, fit
 from soloist.train.model import Ling
 from soloist.train.nano import NanoTask
-from soloist.train.shape import LingShape
+from tests.train.shapes import TINY
 
-TINY = LingShape(
-    vocab_size=64,
-    hidden_size=32,
-    num_hidden_layers=2,
-    layer_group_size=2,
-    num_attention_heads=2,
-    head_dim=16,
-    intermediate_size=32,
-    num_experts=8,
-    num_experts_per_tok=2,
-    moe_intermediate_size=16,
-    kv_lora_rank=16,
-    qk_nope_head_dim=16,
-    qk_rope_head_dim=16,
-    v_head_dim=16,
-)
+SHAPE = replace(TINY, num_hidden_layers=2)
 SCHEDULE = Schedule(lr=3e-3, steps=12)
 
 
@@ -35,7 +22,7 @@ def _task() -> NanoTask:
     lengths = rng.integers(5, 60, 80).astype(np.uint32)
     # the next token is a function of this one, so that there is something to learn
     ids = np.concatenate([(rng.integers(0, 64) + 5 * np.arange(n)) % 64 for n in lengths]).astype(np.uint16)
-    return NanoTask(Ling(TINY, seed=1), Batches(Documents(ids, lengths), batch=2, length=24, seed=5), lr=SCHEDULE.lr)
+    return NanoTask(Ling(SHAPE, seed=1), Batches(Documents(ids, lengths), batch=2, length=24, seed=5), lr=SCHEDULE.lr)
 
 
 def _curve(points):

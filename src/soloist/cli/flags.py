@@ -39,7 +39,7 @@ SAMPLING_HELP = {
     "repetition_penalty": "divide (or multiply, below 0) the logits of tokens in prompt or answer",
     "seed": "the same seed gives the same text, none = a fresh one",
     "max_tokens": "most tokens in the answer, none = until the context is full",
-    "min_tokens": "fewest tokens before the answer may end",
+    "min_tokens": "fewest tokens before the answer may end; stop texts in them do not count",
     "stop": "end the answer before this text; may be repeated",
     "stop_token_ids": "end the answer at one of these ids, as 1,2,3",
     "ignore_eos": "go on after the model wants to end",

@@ -11,6 +11,7 @@ from soloist.drafters.drafter import Draw
 from soloist.drafters.dspark_formats import IGNORED, DraftConfig, destinations, read_draft_config
 from soloist.drafters.dspark_model import DsparkModel
 from soloist.errors import UserError
+from soloist.layers.linear import prepare
 from soloist.models.decoder import Decoder, Output
 from soloist.state.buffers import Buffers
 from soloist.state.sequence import Sequence, Window
@@ -110,7 +111,7 @@ def build_dspark(checkpoint: Checkpoint, decoder: Decoder, most: int) -> DsparkD
     device = decoder.embed.weight.device
     model = DsparkModel(config, decoder.dtype, device)
     fill(model, Names(destinations(config, checkpoint.tensors), IGNORED), checkpoint)
-    model.prepare_parts()
+    prepare(model)
     draft_ids = _draft_ids(checkpoint, config)
     temperatures = torch.tensor(_temperatures(checkpoint, config), device=device)
     width = min(most, config.num_drafts)

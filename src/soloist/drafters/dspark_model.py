@@ -115,12 +115,6 @@ class DsparkModel(nn.Module):
             self.head = None if whole else Linear(D, {"weight": c.draft_vocab_size}, dtype)
         self.rotary = Rotary(c.layers[0].attention.rope, device)
 
-    def prepare_parts(self) -> None:
-        """Bring the filled weights into the form the ops read. Call once, after loading."""
-        for module in self.modules():
-            if hasattr(module, "prepare"):
-                module.prepare()
-
     def context(self, taps: tuple[torch.Tensor, ...], window: Window, caches: list[torch.Tensor]) -> None:
         """Write keys and values of the window's rows, made from the model's streams [T, D], at the window's places."""
         fused = rms_norm(self.fc(torch.cat(taps, -1)), self.hidden_norm.weight, self.config.norm_eps)

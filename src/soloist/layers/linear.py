@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -13,6 +14,20 @@ from soloist.ops.linear import PackedWeight, Weight, linear, pack
 def parameter(*shape: int, dtype: torch.dtype) -> nn.Parameter:
     """An uninitialised inference parameter on the default device; the loader fills it."""
     return nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
+
+
+def prepare(model: nn.Module) -> None:
+    """Bring the filled weights of all parts into the form the ops read. Call once, after loading."""
+    for module in model.modules():
+        if isinstance(module, Prepared):
+            module.prepare()
+
+
+@runtime_checkable
+class Prepared(Protocol):
+    """A module whose weights change their form once they are filled."""
+
+    def prepare(self) -> None: ...
 
 
 class Slotted(nn.Module):
@@ -69,10 +84,6 @@ class Linear(Slotted):
             return self._operand
         assert self.weight is not None
         return self.weight
-
-    @property
-    def packed(self) -> bool:
-        return isinstance(self._operand, PackedWeight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return linear(x, self.operand, self.bias)

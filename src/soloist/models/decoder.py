@@ -125,12 +125,6 @@ class Decoder(nn.Module):
             rope: Rotary(rope, device) for rope in {layer.rope for layer in (*self.layers, *self.mtp)} if rope is not None
         }
 
-    def prepare(self) -> None:
-        """Bring the filled weights into the form the ops read. Call once, after loading."""
-        for module in self.modules():
-            if module is not self and hasattr(module, "prepare"):
-                module.prepare()
-
     def cache_specs(self) -> list[CacheSpec]:
         """Caches of all layers in order."""
         return [spec for layer in self.layers for spec in layer.mixer.cache_specs()]

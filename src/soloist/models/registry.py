@@ -9,6 +9,7 @@ import torch
 
 from soloist.config import ModelConfig
 from soloist.errors import UserError
+from soloist.layers.linear import prepare
 from soloist.models import ling, llama, qwen3
 from soloist.models.decoder import Decoder
 from soloist.models.rules import destinations
@@ -46,7 +47,7 @@ def load_decoder(
     decoder = Decoder(config, dtype, device)
     twins = [(head, embed) for head in family.RULES["head"] for embed in _embedding(family)] if config.tied_head else []
     fill(decoder, Names(destinations(family.RULES, config), family.IGNORED_TENSORS, twins), checkpoint, progress)
-    decoder.prepare()
+    prepare(decoder)
     return decoder.eval()
 
 

@@ -25,7 +25,6 @@ class PackedWeight:
     """A weight [N, K] in oneDNN's layout, multiplied by at least `tile` rows at a time."""
 
     packed: torch.Tensor
-    shape: tuple[int, int]
     tile: int
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -51,7 +50,7 @@ def pack(weight: torch.Tensor) -> PackedWeight | None:
 
 def _packed(weight: torch.Tensor, tile: int) -> PackedWeight:
     reorder = torch.ops.mkldnn._reorder_linear_weight
-    return PackedWeight(reorder(weight.contiguous(), MANY_ROWS), (weight.shape[0], weight.shape[1]), tile)
+    return PackedWeight(reorder(weight.contiguous(), MANY_ROWS), tile)
 
 
 @cache

@@ -25,18 +25,24 @@ class TextStream:
     """Detokenises a request and ends it at a stop string.
 
     Blocks are taken apart token by token, so text, stop and tokens used do not depend on how the tokens were grouped.
+    The text of the first `min_tokens` tokens is not searched, as in vLLM.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()):
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), min_tokens: int = 0):
         self._detokenizer = tokenizer.detokenizer()
         self._stops = StopFinder(stops)
         self._stopped = False
+        self._unsearched = min_tokens
 
     def push(self, token_ids: Sequence[int]) -> TextEvent:
         assert not self._stopped, "tokens after a stop string"
         shown = []
         for used, token in enumerate(token_ids, 1):
-            text, stop = self._stops.push(self._detokenizer.push(token))
+            text, stop = self._detokenizer.push(token), None
+            if self._unsearched:
+                self._unsearched -= 1
+            else:
+                text, stop = self._stops.push(text)
             shown.append(text)
             if stop is not None:
                 self._stopped = True
