@@ -7,14 +7,13 @@ runs at the speed of memory, and a window of several would otherwise repack the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 import torch.nn.functional as F
 
 from soloist.ops.cases import case, randn
 from soloist.ops.op import Case, op
-from soloist.ops.row_product import cancelling, row_product
+from soloist.ops.row_product import row_product
 
 MANY_ROWS = 16
 """The widest window. The packing is tuned for it and serves every other row count too."""
@@ -40,25 +39,27 @@ Weight = torch.Tensor | PackedWeight
 def pack(weight: torch.Tensor) -> PackedWeight | None:
     """Pack a weight [N, K], whose original may be freed afterwards; None where that cannot be had.
 
-    The packed product must keep a row's bits in every company; that is tried once for every shape.
+    The packed product must keep a row's bits in every company; that is tried on the first weight of every shape.
     """
     if weight.device.type != "cpu" or weight.dtype != torch.float32 or not torch.backends.mkldnn.is_available():
         return None
-    tile = _packed_tile((weight.shape[0], weight.shape[1]), torch.get_num_threads())
-    return None if tile is None else _packed(weight, tile)
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), MANY_ROWS)
+    key = tuple(weight.shape), torch.get_num_threads()
+    if key not in _TILES:
+        _TILES[key] = _invariant_tile(packed, weight.shape[1])
+    tile = _TILES[key]
+    return None if tile is None else PackedWeight(packed, tile)
 
 
-def _packed(weight: torch.Tensor, tile: int) -> PackedWeight:
-    reorder = torch.ops.mkldnn._reorder_linear_weight
-    return PackedWeight(reorder(weight.contiguous(), MANY_ROWS), tile)
+_TILES: dict[tuple[tuple[int, ...], int], int | None] = {}
+"""Shape and number of threads -> fewest rows for which the packed product is invariant."""
 
 
-@cache
-def _packed_tile(shape: tuple[int, int], num_threads: int) -> int | None:
+def _invariant_tile(packed: torch.Tensor, K: int) -> int | None:
     """The fewest rows, one or two, from which on the packed product gives a row the same bits in every company."""
-    weight, x = cancelling(*shape, -1.0), cancelling(MANY_ROWS, shape[1], 1.0)
+    x = torch.randn(MANY_ROWS, K, generator=torch.Generator().manual_seed(0))
     for tile in (1, 2):
-        product = _packed(weight, tile)
+        product = PackedWeight(packed, tile)
         whole = product(x)
         if all(torch.equal(product(x[:T]), whole[:T]) for T in range(1, MANY_ROWS)):
             return tile
