@@ -1,6 +1,6 @@
 """Prompt lookup against plain decoding on the CPU, on a prompt that repeats itself and on one where nothing does.
 
-    python benchmarks/ngram_cpu.py [--runs 5] [--threads N] [--output benchmarks/results/ngram_cpu.json]
+    python benchmarks/smollm2_ngram.py [--runs 5] [--threads N] [--output benchmarks/runs/smollm2-ngram-cpu.json]
 
 Both engines share one loaded SmolLM2-135M. Runs alternate, plain and drafted, so that a machine that grows slower or
 faster meets both alike. The texts must be the same. Exit code 1 if prompt lookup is below 1.5 times plain on the first
