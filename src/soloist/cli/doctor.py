@@ -34,7 +34,8 @@ def run(args: argparse.Namespace) -> int:
                 print(f"{MARKS[verdict]:5} {finding.topic:17} {finding.found}")
                 if finding.remedy:
                     print(f"{'':23} -> {finding.remedy}")
-    print(f"\n{slow or 'no'} thing{'' if slow == 1 else 's'} found that cost{'s' if slow == 1 else ''} speed here")
+    things = "nothing" if not slow else "1 thing" if slow == 1 else f"{slow} things"
+    print(f"\n{things} found that cost{'s' if slow < 2 else ''} speed here")
     return 0
 
 

@@ -103,8 +103,8 @@ def build_dspark(checkpoint: Checkpoint, decoder: Decoder, most: int) -> DsparkD
 
     Raises: UserError for files that are no such drafter, or that were made for another model.
     """
+    config = read_config(checkpoint)
     try:
-        config = read_draft_config(checkpoint.config, checkpoint.tensors)
         _check_target(config, decoder)
     except UserError as error:
         raise UserError(f"{checkpoint.path}: {error}") from error
@@ -116,6 +116,14 @@ def build_dspark(checkpoint: Checkpoint, decoder: Decoder, most: int) -> DsparkD
     temperatures = torch.tensor(_temperatures(checkpoint, config), device=device)
     width = min(most, config.num_drafts)
     return DsparkDrafter(model.eval(), width, None if draft_ids is None else draft_ids.to(device), temperatures)
+
+
+def read_config(checkpoint: Checkpoint) -> DraftConfig:
+    """What the drafter's files say of it.   Raises: UserError for files that are no drafter we can run."""
+    try:
+        return read_draft_config(checkpoint.config, checkpoint.tensors)
+    except UserError as error:
+        raise UserError(f"{checkpoint.path}: {error}") from error
 
 
 def _check_target(config: DraftConfig, decoder: Decoder) -> None:

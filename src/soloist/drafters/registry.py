@@ -41,18 +41,29 @@ REJECTION_WIDTH = 4
 """What draft_width=auto means with acceptance=rejection, for drafters that can draft any number of tokens."""
 
 
-def most_drafted(name: str, config: EngineConfig) -> int:
-    """Most tokens that may be drafted a round; a drafter with limits of its own may draft fewer."""
+def most_drafted(name: str, config: EngineConfig, checkpoint: Checkpoint) -> int:
+    """Most tokens that are drafted a round: what the configuration asks, and no more than a DSpark block holds."""
     if name == "none":
         return 0
     if isinstance(config.draft_width, str):
-        return MAX_WINDOW - 1 if is_auto(config) else REJECTION_WIDTH
-    return config.draft_width
+        most = MAX_WINDOW - 1 if is_auto(config) else REJECTION_WIDTH
+    else:
+        most = config.draft_width
+    if name != "dspark":
+        return most
+    from soloist.drafters.dspark import read_config
+
+    return min(most, read_config(_dspark_checkpoint(config, checkpoint)).num_drafts)
+
+
+def _dspark_checkpoint(config: EngineConfig, checkpoint: Checkpoint) -> Checkpoint:
+    own = checkpoint.path / DSPARK_FOLDER
+    return open_checkpoint(own if config.drafter_path is None else resolve_model_path(config.drafter_path))
 
 
 def build_drafter(name: str, config: EngineConfig, checkpoint: Checkpoint, decoder: Decoder) -> Drafter:
     """The drafter that `choose_drafter` named.   Raises: UserError for files that are not what they should be."""
-    most = most_drafted(name, config)
+    most = most_drafted(name, config, checkpoint)
     if name == "none":
         return NoDraft()
     if name == "ngram":
@@ -66,9 +77,7 @@ def build_drafter(name: str, config: EngineConfig, checkpoint: Checkpoint, decod
         return build_mtp(decoder, most)
     from soloist.drafters.dspark import build_dspark
 
-    own = checkpoint.path / DSPARK_FOLDER
-    path = own if config.drafter_path is None else resolve_model_path(config.drafter_path)
-    return build_dspark(open_checkpoint(path), decoder, most)
+    return build_dspark(_dspark_checkpoint(config, checkpoint), decoder, most)
 
 
 def width_choice(config: EngineConfig, drafter: Drafter) -> WidthChoice:

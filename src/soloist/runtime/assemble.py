@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -44,7 +44,9 @@ def assemble(config: EngineConfig, checkpoint: Checkpoint, progress: bool = Fals
     bufs = Buffers(model_config.vocab_size, plan.context_length + MAX_WINDOW + 1, device)
     parts = Parts(decoder, sequence, bufs, drafter)
     engine = Engine(parts, model_config.vocab_size, config.prefill_chunk, widths, config.acceptance == "rejection")
-    return Assembled(engine, replace(plan, draft_width=drafter.width, window=drafter.width + 1), model_config)
+    assert drafter.width == plan.draft_width, (drafter.name, drafter.width, plan.draft_width)
+    engine.warm_up()
+    return Assembled(engine, plan, model_config)
 
 
 def resolve(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Plan, ModelConfig]:
@@ -54,7 +56,7 @@ def resolve(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Plan, ModelCo
     dtype = choose_dtype(config.dtype, model_config.dtype, device)
     context = choose_context(config.context_length, model_config.max_positions)
     drafter = choose_drafter(config, checkpoint, model_config)
-    width = most_drafted(drafter, config)
+    width = most_drafted(drafter, config, checkpoint)
     shape = torch.device("meta")
     sequence = Sequence(Decoder(model_config, dtype, shape).cache_specs(), context, MAX_WINDOW, shape)
     plan = Plan(

@@ -86,7 +86,30 @@ class Engine:
 
         Closing the iterator ends the request. The last result has `done` set.
         """
-        budget = self.check(request)
+        prompt, sampler = self._start(request, self.check(request))
+        result, begun = None, time.perf_counter()
+        for output in prefill(self.parts, sampler, prompt, self.prefill_chunk):
+            result = None if output is None else to_host(output, begun)
+            yield result
+        assert result is not None
+        self.widths.begin(result.confidence)
+        yield from self._rounds(sampler, len(request.prompt), result.running)
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Run a short prompt, a plain round and a full one, so that no request pays for what is made at first use."""
+        max_window = self.parts.sequence.max_window
+        bound = min(1 + 2 * max_window, self.context_length + max_window)
+        request = Request((0,), (), SamplingParams(temperature=0))
+        prompt, sampler = self._start(request, budget=2 * max_window)
+        for _ in prefill(self.parts, sampler, prompt, self.prefill_chunk):
+            pass
+        for width in (0, self.parts.drafter.width):
+            self.runner.launch(sampler, bound, width)
+            self.runner.read()
+
+    def _start(self, request: Request, budget: int) -> tuple[torch.Tensor, Sampler]:
+        """Forget the last request and make ready for this one: its prompt on the device, its sampler."""
         params, parts = request.params, self.parts
         prompt = self._tensor(request.prompt)
         eos = () if params.ignore_eos else request.eos_token_ids
@@ -95,14 +118,7 @@ class Engine:
         parts.bufs.start(prompt, budget, tuple(eos) + tuple(params.stop_token_ids), seed)
         parts.drafter.reset()
         self.runner.drop()
-        sampler = Sampler(params, parts.bufs, self.rejection)
-        result, begun = None, time.perf_counter()
-        for output in prefill(parts, sampler, prompt, self.prefill_chunk):
-            result = None if output is None else to_host(output, begun)
-            yield result
-        assert result is not None
-        self.widths.begin(result.confidence)
-        yield from self._rounds(sampler, len(request.prompt), result.running)
+        return prompt, Sampler(params, parts.bufs, self.rejection)
 
     def _rounds(self, sampler: Sampler, committed: int, running: bool) -> Iterator[RoundResult]:
         """Launch ahead as far as the runner allows, read the oldest, until one is done."""
