@@ -1,0 +1,349 @@
+"""What a benchmark run leaves behind: the schema of its JSON file, version SCHEMA_VERSION.
+
+A RunFile is one JSON object whose keys are the fields below, read back strictly: an unknown or missing key is an error.
+Beside it lies a JSONL file with one RequestRecord a line, written as the requests end, so that a run which is cut short
+keeps what it measured. Times are milliseconds on a monotonic clock, sizes are bytes. None means "not known", never zero.
+What a number means is written in `metrics.py`; this file says what was observed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from soloist.bench.decode import from_dict
+from soloist.errors import UserError
+
+SCHEMA_VERSION = 1
+
+ACCEPTANCES = ("real", "pinned", "off")
+"""Where accepted tokens come from: the drafter's own skill; a script with a wanted mean length, which is synthetic and
+says nothing of any drafter; nowhere, plain decoding."""
+
+
+# ---- the card: what was asked for ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One kind of request. Every prompt of it is sent with the same lengths and sampling.
+
+    prompts: the family, see `prompts.py` (`set:code`, `tiled`, `random`, ...). prompts_sha256: of the token ids that
+    were sent, in order (of the texts where a foreign server tokenises). input_tokens: wanted length, None = as the
+    prompts are. output_tokens: most tokens to generate; with ignore_eos exactly that many. sampling: SamplingParams
+    fields beside max_tokens and ignore_eos; without a temperature it is greedy. cache: `cold`, no token of a measured
+    prompt may come from a prefix cache; `warm`, it may.
+    """
+
+    name: str
+    prompts: str
+    num_prompts: int
+    output_tokens: int
+    input_tokens: int | None = None
+    ignore_eos: bool = True
+    sampling: dict[str, Any] = field(default_factory=dict)
+    cache: str = "cold"
+    prompts_sha256: str = ""
+    domain: str = ""
+
+    @property
+    def temperature(self) -> float:
+        return float(self.sampling.get("temperature", 0.0))
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to run: what differs between the columns of the table. The first variant of a card is the baseline.
+
+    settings: further fields of EngineConfig. acceptance: one of ACCEPTANCES. accept_length: the wanted mean number of
+    tokens a round where acceptance is pinned.
+    """
+
+    name: str
+    drafter: str = "none"
+    draft_width: int | str = "auto"
+    acceptance: str = "off"
+    accept_length: float | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def synthetic(self) -> bool:
+        return self.acceptance == "pinned"
+
+
+@dataclass(frozen=True)
+class Card:
+    """Everything that must be equal for two results to be comparable, as far as a person decides it.
+
+    weights: hash of the weights, `random weights, seed N`, or `unknown` behind a foreign server. target: `in-process` or
+    `http`. warm_up: requests before the first measured one, with prompts of their own. repeats: how often every prompt
+    runs in every variant, interleaved. seconds: run the prompts again until this time is over, None = `repeats` times.
+    """
+
+    name: str
+    model: str
+    workloads: tuple[Workload, ...]
+    variants: tuple[Variant, ...]
+    target: str = "in-process"
+    weights: str = "unknown"
+    tokenizer: str = "unknown"
+    seed: int = 0
+    warm_up: int = 1
+    repeats: int = 1
+    seconds: float | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def hash(self) -> str:
+        """Twelve hexadecimal digits that label a result; the same for the same card on every machine."""
+        text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    @property
+    def random_weights(self) -> bool:
+        return self.model.startswith("shapes:")
+
+
+# ---- the machine -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What does not change while a run lasts. versions: of packages, driver and CUDA. governor: of the CPU clock.
+
+    commit: of the repository that soloist runs from, None outside one; dirty: whether it held uncommitted changes.
+    power_limit_w, max_clock_mhz: one number a GPU, as the driver tells.
+    """
+
+    system: str
+    cpu: str
+    cores: int
+    threads: int
+    governor: str | None
+    memory_bytes: int | None
+    gpus: tuple[str, ...]
+    power_limit_w: tuple[float, ...]
+    max_clock_mhz: tuple[float, ...]
+    versions: dict[str, str | None]
+    commit: str | None
+    dirty: bool | None
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What changes, read at `t_s` seconds after the run began. One number a GPU, empty without one.
+
+    throttle: names of the reasons that hold a clock down. load: the system's load average of one minute. busy: other
+    processes that keep part of a core busy.
+    """
+
+    t_s: float
+    load: float | None
+    busy: tuple[str, ...]
+    clock_mhz: tuple[float, ...]
+    memory_clock_mhz: tuple[float, ...]
+    temperature_c: tuple[float, ...]
+    power_w: tuple[float, ...]
+    throttle: tuple[str, ...]
+
+
+# ---- what was observed -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Block:
+    """Tokens that became known at one moment. In process the first block is the prefill's token, every other a round.
+
+    t_ms: since the request was sent. n: token ids in it that the request kept, None where the server does not say.
+    drafted, accepted: drafts that were verified, and those found right (before a stop cut the round). round_ms: the
+    engine's own time for the round. server_ms: the server's clock for the same moment, since it got the request.
+    """
+
+    t_ms: float
+    n: int | None
+    drafted: int | None = None
+    accepted: int | None = None
+    round_ms: float | None = None
+    server_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class RequestRecord:
+    """One measured request.
+
+    prompt: index of the prompt in its workload. repeat: how often the prompt ran before in this variant. at_s: when it
+    was sent, since the run began. count_source: who counted output_tokens (`engine`, `token ids`, `usage`), None where
+    nobody did: then no rate is given. ttft_ms: first token id. first_text_ms: first visible text. first_answer_ms:
+    first text that is no reasoning. end_ms: end of the answer at the client. token_ids_sha256, text_sha256: of the whole
+    output. cached_tokens: prompt tokens that a prefix cache served. text_same: whether the output is that of plain
+    decoding, None = not checked; first_difference: index of the first other token. regret: greedy decoding of a foreign
+    server against our logits, the largest gap in nats. finite: whether all logits looked at were. compiled: kernels that
+    were compiled or graphs that were captured meanwhile. energy_j: of the GPUs from sending to end. error: why it failed.
+    """
+
+    variant: str
+    workload: str
+    domain: str
+    prompt: int
+    repeat: int
+    at_s: float
+    prompt_tokens: int | None
+    output_tokens: int | None
+    count_source: str | None
+    ttft_ms: float | None
+    first_text_ms: float | None
+    first_answer_ms: float | None
+    end_ms: float
+    blocks: tuple[Block, ...]
+    finish_reason: str | None
+    token_ids_sha256: str | None = None
+    text_sha256: str | None = None
+    cached_tokens: int | None = None
+    text_same: bool | None = None
+    first_difference: int | None = None
+    regret: float | None = None
+    finite: bool | None = None
+    compiled: int = 0
+    energy_j: float | None = None
+    error: str | None = None
+
+    def to_line(self) -> str:
+        """The line of the JSONL file."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+
+# ---- what it amounts to ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Of one number a request or a block. low, high: bootstrap 95 % interval of the mean, over requests."""
+
+    mean: float
+    median: float
+    p90: float
+    p99: float
+    min: float
+    max: float
+    n: int
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio of sums over all requests, and its bootstrap 95 % interval over requests. Not a mean of ratios."""
+
+    value: float
+    numerator: float
+    denominator: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One variant on one workload. distributions: metric name -> per request (or per block, as `metrics.py` says).
+    ratios: metric name -> ratio of sums. rounds_by_tokens[k]: rounds that emitted k tokens. accepted_at[j], tried_at[j]:
+    of drafts at place j whose predecessors were accepted, how many were, of how many. domains: names of the prompts'
+    kinds. drift_percent: change of TPOT from the first request to the last by a straight line, and its 95 % interval.
+    share_of_limit: bytes a token must move over the measured read rate, divided by the TPOT; for plain decoding.
+    """
+
+    variant: str
+    workload: str
+    requests: int
+    failed: int
+    distributions: dict[str, Distribution]
+    ratios: dict[str, Ratio]
+    rounds_by_tokens: tuple[int, ...]
+    accepted_at: tuple[int, ...]
+    tried_at: tuple[int, ...]
+    drift_percent: tuple[float, float, float] | None = None
+    share_of_limit: float | None = None
+    synthetic: bool = False
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A variant beside its baseline on the same prompts. speedup: mean over pairs of log(baseline / variant) of
+    `metric`, as a factor, with a 95 % interval; None if any text differs. p_value: of a paired sign-flip test.
+    conclusion: `faster`, `slower`, `no difference found`, `too few pairs` or `failed: ...`.
+    """
+
+    baseline: str
+    variant: str
+    workload: str
+    metric: str
+    pairs: int
+    speedup: float | None
+    low: float | None
+    high: float | None
+    p_value: float | None
+    conclusion: str
+
+
+@dataclass(frozen=True)
+class Flag:
+    """Something that makes a number mean less than it seems. kind: a key of FLAGS in `flags.py`. requests: how many."""
+
+    kind: str
+    detail: str
+    requests: int = 0
+
+
+@dataclass(frozen=True)
+class RunFile:
+    """A whole run. plans: variant name -> resolved Plan. ops: device type -> op -> implementation. read_rate: bytes a
+    second that the device's memory was measured to deliver. partial: whether it was ended before its time. passed:
+    whether every text was right.
+    """
+
+    schema_version: int
+    soloist: str
+    card: Card
+    card_hash: str
+    command: str
+    started: str
+    duration_s: float
+    machine: Machine
+    conditions: tuple[Condition, ...]
+    plans: dict[str, dict[str, Any]]
+    ops: dict[str, dict[str, str]]
+    read_rate: float | None
+    requests: tuple[RequestRecord, ...]
+    summaries: tuple[Summary, ...]
+    verdicts: tuple[Verdict, ...]
+    flags: tuple[Flag, ...]
+    partial: bool
+    passed: bool
+
+    def of(self, variant: str, workload: str) -> Iterator[RequestRecord]:
+        """Measured requests of one variant on one workload, in the order in which they ran."""
+        return (r for r in self.requests if r.variant == variant and r.workload == workload)
+
+    def write(self, path: Path) -> None:
+        """Write through a second file: a run that ends while it writes must not lose the one before."""
+        draft = path.with_name(path.name + ".part")
+        draft.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        draft.replace(path)
+
+
+def read_run(path: Path) -> RunFile:
+    """Raises: UserError for a file that cannot be read, is not a run, or is of another schema version."""
+    try:
+        content = json.loads(path.read_text())
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise UserError(f"{path}: is not JSON ({error}); give a file that `soloist bench run --output` wrote") from error
+    if not isinstance(content, dict) or "schema_version" not in content:
+        raise UserError(f"{path}: is not a benchmark run; give a file that `soloist bench run --output` wrote")
+    if content["schema_version"] != SCHEMA_VERSION:
+        raise UserError(
+            f"{path}: has schema version {content['schema_version']}, this soloist reads {SCHEMA_VERSION}; run the card again"
+        )
+    return from_dict(RunFile, content, str(path))
