@@ -8,4 +8,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 
 import torch  # noqa: E402
 
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 torch.set_num_threads(2)

@@ -8,6 +8,7 @@ what was chosen. Cases feed one generic test, the benchmark and the docs table.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -44,6 +45,8 @@ class Op:
     def choose(self, device_type: str) -> str:
         """Choose and freeze the implementation for a device type; returns its name."""
         if device_type not in self._chosen:
+            if device_type == "cuda":
+                import_module("soloist.ops.gpu")
             offered = self.impls.get(device_type, {})
             name = next(reversed(offered), "reference")
             self._chosen[device_type] = (name, offered.get(name, self.reference))

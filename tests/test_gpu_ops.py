@@ -1,0 +1,66 @@
+"""The Triton kernels. Here they run through Triton's interpreter on the small cases, on a GPU (`-m gpu`) for real."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import soloist.drafters.dspark  # noqa: E402, F401  these import every op
+import soloist.models.registry  # noqa: E402, F401
+import soloist.ops.gpu  # noqa: E402, F401
+import soloist.runtime.engine  # noqa: E402, F401
+from soloist.ops.op import REGISTRY, Op  # noqa: E402
+from tests.test_ops import as_tuple, draw  # noqa: E402
+
+SMALL = 300_000
+"""Elements of a case up to which the interpreter is quick."""
+
+IMPLS = [
+    pytest.param(op, impl, case, id=f"{name}-{impl}-{case.__name__}")
+    for name, op in REGISTRY.items()
+    for impl in op.impls.get("cuda", {})
+    for case in op.cases
+]
+
+
+def moved(value: Any, device: str, dtype: torch.dtype | None = None) -> Any:
+    """A drawn argument on the device; fp32 values in `dtype` where one is given."""
+    if isinstance(value, tuple):
+        return tuple(moved(v, device, dtype) for v in value)
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.to(device)
+
+
+def size(arguments: dict[str, Any]) -> int:
+    return sum(v.numel() for v in arguments.values() if isinstance(v, torch.Tensor))
+
+
+def check(op: Op, impl: str, case: Any, device: str) -> None:
+    """Results and written arguments equal those of the reference."""
+    expected_arguments, found_arguments = draw(case), {k: moved(v, device) for k, v in draw(case).items()}
+    expected = as_tuple(op.reference(**expected_arguments))
+    found = as_tuple(op.impls["cuda"][impl](**found_arguments))
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a.cpu(), b, rtol=op.rtol, atol=op.atol)
+    for name, value in expected_arguments.items():
+        if isinstance(value, torch.Tensor):
+            torch.testing.assert_close(found_arguments[name].cpu(), value, rtol=op.rtol, atol=op.atol)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels are compiled, not interpreted")
+@pytest.mark.parametrize("op, impl, case", IMPLS)
+def test_interpreted_kernel_equals_reference(op: Op, impl: str, case: Any) -> None:
+    if size(draw(case)) > SMALL:
+        pytest.skip("too large for the interpreter")
+    check(op, impl, case, "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op, impl, case", IMPLS)
+def test_kernel_equals_reference(op: Op, impl: str, case: Any) -> None:
+    check(op, impl, case, "cuda")
