@@ -1,9 +1,10 @@
 """What a benchmark run leaves behind: the schema of its JSON file, version SCHEMA_VERSION.
 
 A RunFile is one JSON object whose keys are the fields below, read back strictly: an unknown or missing key is an error.
-Beside it lies a JSONL file with one RequestRecord a line, written as the requests end, so that a run which is cut short
-keeps what it measured. Times are milliseconds on a monotonic clock, sizes are bytes. None means "not known", never zero.
-What a number means is written in `metrics.py`; this file says what was observed.
+The blocks of its requests are not in it but in a JSONL file beside it, one round a line (`rounds_path`), written as the
+requests end. Everything but the time line of a request can be had without that file. Times are milliseconds on a
+monotonic clock, sizes are bytes. None means "not known", never zero. What a number means is written in `metrics.py`;
+this file says what was observed.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -176,12 +177,14 @@ class RequestRecord:
 
     prompt: index of the prompt in its workload. repeat: how often the prompt ran before in this variant. at_s: when it
     was sent, since the run began. count_source: who counted output_tokens (`engine`, `token ids`, `usage`), None where
-    nobody did: then no rate is given. ttft_ms: first token id. first_text_ms: first visible text. first_answer_ms:
-    first text that is no reasoning. end_ms: end of the answer at the client. token_ids_sha256, text_sha256: of the whole
+    nobody did: then no rate is given. ttft_ms: first token id. first_tokens: tokens known at that moment, None where
+    the target does not say. last_ms: last token. first_text_ms: first visible text. first_answer_ms: first text that is
+    no reasoning. end_ms: end of the answer at the client. rounds: blocks after the first whose drafts were told, drafted
+    and accepted their sums; None where the target does not tell them. token_ids_sha256, text_sha256: of the whole
     output. cached_tokens: prompt tokens that a prefix cache served. text_same: whether the output is that of plain
-    decoding, None = not checked; first_difference: index of the first other token. regret: greedy decoding of a foreign
-    server against our logits, the largest gap in nats. finite: whether all logits looked at were. compiled: kernels that
-    were compiled or graphs that were captured meanwhile. energy_j: of the GPUs from sending to end. error: why it failed.
+    decoding, None = not checked; first_difference: index of the first other token. regret: see `metrics.py`. compiled:
+    kernels compiled or graphs captured meanwhile, None where unknown. energy_j: of the GPUs from sending to end. error:
+    why it failed. blocks: empty where the JSONL file is not at hand.
     """
 
     variant: str
@@ -194,10 +197,14 @@ class RequestRecord:
     output_tokens: int | None
     count_source: str | None
     ttft_ms: float | None
+    first_tokens: int | None
+    last_ms: float | None
     first_text_ms: float | None
     first_answer_ms: float | None
     end_ms: float
-    blocks: tuple[Block, ...]
+    rounds: int | None
+    drafted: int | None
+    accepted: int | None
     finish_reason: str | None
     token_ids_sha256: str | None = None
     text_sha256: str | None = None
@@ -205,14 +212,21 @@ class RequestRecord:
     text_same: bool | None = None
     first_difference: int | None = None
     regret: float | None = None
-    finite: bool | None = None
-    compiled: int = 0
+    compiled: int | None = None
     energy_j: float | None = None
     error: str | None = None
+    blocks: tuple[Block, ...] = ()
 
-    def to_line(self) -> str:
-        """The line of the JSONL file."""
-        return json.dumps(asdict(self), separators=(",", ":"))
+
+@dataclass(frozen=True)
+class Check:
+    """A question about correctness, asked in the same run. passed None: it could not be asked, `detail` says why."""
+
+    name: str
+    variant: str
+    workload: str
+    passed: bool | None
+    detail: str = ""
 
 
 # ---- what it amounts to ----------------------------------------------------------------------------------------------
@@ -248,9 +262,9 @@ class Ratio:
 class Summary:
     """One variant on one workload. distributions: metric name -> per request (or per block, as `metrics.py` says).
     ratios: metric name -> ratio of sums. rounds_by_tokens[k]: rounds that emitted k tokens. accepted_at[j], tried_at[j]:
-    of drafts at place j whose predecessors were accepted, how many were, of how many. domains: names of the prompts'
-    kinds. drift_percent: change of TPOT from the first request to the last by a straight line, and its 95 % interval.
-    share_of_limit: bytes a token must move over the measured read rate, divided by the TPOT; for plain decoding.
+    of drafts at place j whose predecessors were accepted, how many were, of how many. drift_percent: change of TPOT from
+    the first request to the last by a straight line, and its 95 % interval. share_of_limit: the time that the bytes of a
+    token take at the measured read rate, divided by the TPOT; for plain decoding only.
     """
 
     variant: str
@@ -317,6 +331,7 @@ class RunFile:
     requests: tuple[RequestRecord, ...]
     summaries: tuple[Summary, ...]
     verdicts: tuple[Verdict, ...]
+    checks: tuple[Check, ...]
     flags: tuple[Flag, ...]
     partial: bool
     passed: bool
@@ -326,10 +341,22 @@ class RunFile:
         return (r for r in self.requests if r.variant == variant and r.workload == workload)
 
     def write(self, path: Path) -> None:
-        """Write through a second file: a run that ends while it writes must not lose the one before."""
+        """Without the blocks. Through a second file: a run that ends while it writes must not lose the one before."""
         draft = path.with_name(path.name + ".part")
-        draft.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        lean = replace(self, requests=tuple(replace(r, blocks=()) for r in self.requests))
+        draft.write_text(json.dumps(asdict(lean), indent=1) + "\n")
         draft.replace(path)
+
+
+def rounds_path(path: Path) -> Path:
+    """Where the blocks of a run lie: demo.json -> demo.rounds.jsonl."""
+    return path.with_suffix(".rounds.jsonl")
+
+
+def round_lines(request: int, record: RequestRecord) -> str:
+    """The lines of one request, which is number `request` of the run."""
+    lines = (json.dumps({"request": request, **asdict(block)}, separators=(",", ":")) for block in record.blocks)
+    return "".join(f"{line}\n" for line in lines)
 
 
 def read_run(path: Path) -> RunFile:
@@ -346,4 +373,20 @@ def read_run(path: Path) -> RunFile:
         raise UserError(
             f"{path}: has schema version {content['schema_version']}, this soloist reads {SCHEMA_VERSION}; run the card again"
         )
-    return from_dict(RunFile, content, str(path))
+    run = from_dict(RunFile, content, str(path))
+    rounds = rounds_path(path)
+    return _with_blocks(run, rounds) if rounds.exists() else run
+
+
+def _with_blocks(run: RunFile, path: Path) -> RunFile:
+    blocks: dict[int, list[Block]] = {}
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        where = f"{path}:{number}"
+        try:
+            content = json.loads(line)
+            request = content.pop("request")
+        except (ValueError, KeyError, AttributeError) as error:
+            raise UserError(f"{where}: is not a round; delete the file, and read the run without its rounds") from error
+        blocks.setdefault(request, []).append(from_dict(Block, content, where))
+    requests = (replace(r, blocks=tuple(blocks.get(i, ()))) for i, r in enumerate(run.requests))
+    return replace(run, requests=tuple(requests))
