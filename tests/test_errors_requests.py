@@ -25,6 +25,20 @@ def refusal(action: Callable[[], Any]) -> str:
     return message
 
 
+BAD_FORMATS: list[Any] = [
+    "text",
+    [],
+    {},
+    {"type": "xml"},
+    {"type": ["text"]},
+    {"type": "json_object", "schema": {}},
+    {"type": "regex"},
+    {"type": "regex", "regex": 5},
+    {"type": "json_schema", "json_schema": {"name": "n"}},
+    {"type": "json_schema", "json_schema": {"schema": "{}"}},
+    {"type": "json_schema", "json_schema": {"schema": {}, "strict": 1}},
+    {"type": "json_schema", "json_schema": {"schema": {}, "extra": 1}},
+]
 BAD_PARAMS: list[tuple[str, Any]] = [
     *(("temperature", value) for value in (-0.1, math.nan, math.inf, "warm", None, True)),
     *(("top_p", value) for value in (0, -1, 1.01, math.nan, "all")),
@@ -41,7 +55,7 @@ BAD_PARAMS: list[tuple[str, Any]] = [
     *(("ignore_eos", value) for value in (1, "yes", None)),
     *(("logprobs", value) for value in (-1, 21, 1.5, True)),
     *(("logit_bias", value) for value in ({1: 101}, {1: math.nan}, {-1: 1}, {"x": 1}, {1: "a"}, [1], 5)),
-    *(("response_format", value) for value in ({"type": "json_object"}, "text", [])),
+    *(("response_format", value) for value in BAD_FORMATS),
 ]
 
 
@@ -54,13 +68,22 @@ def test_min_tokens_above_max_tokens_is_refused() -> None:
     assert "min_tokens=9" in refusal(lambda: SamplingParams(max_tokens=8, min_tokens=9))
 
 
+@pytest.mark.parametrize("name", ["ignore_eos", "min_tokens"])
+def test_what_would_run_past_the_end_of_a_grammar_is_refused_beside_one(name: str) -> None:
+    asked = {"ignore_eos": True, "min_tokens": 3}
+    assert name in refusal(lambda: SamplingParams(response_format={"type": "json_object"}, **{name: asked[name]}))
+
+
 GOOD_PARAMS: dict[str, list[Any]] = {
     "temperature": [0, 0.0, 2.5], "top_p": [1, 1e-9], "top_k": [-1, 0, 1, 10**6], "min_p": [0, 1],
     "presence_penalty": [-2, 2], "frequency_penalty": [-2.0, 2.0], "repetition_penalty": [0.1, 1.5],
     "seed": [None, 0, -1, (1 << 63) - 1], "max_tokens": [None, 1], "min_tokens": [0, 3],
     "stop": [(), None, "a", ["a", "b"]],
     "stop_token_ids": [(), None, [0, 5]], "ignore_eos": [True], "logprobs": [None, 0, 20],
-    "logit_bias": [None, {}, {"5": 100}, {5: -100}], "response_format": [None, {"type": "text"}],
+    "logit_bias": [None, {}, {"5": 100}, {5: -100}],
+    "response_format": [None, {"type": "text"}, {"type": "json_object"}, {"type": "regex", "regex": "a|b"},
+                        {"type": "grammar", "grammar": "start: \"a\""},
+                        {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": {}}}],
 }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal
 
 from soloist.errors import UserError
@@ -247,6 +248,9 @@ class SamplingParams:
     min_p. `logprobs` = number of alternatives reported beside the chosen token (0 to 20), None = no logprobs; they
     are natural logarithms of the model's own distribution, before any processor. `seed` None draws a fresh one.
     `max_tokens` None generates to the end of the context. `stop` is not looked for in the first `min_tokens` tokens.
+    `response_format` as in OpenAI's API, and {"type": "regex", "regex": ...} and {"type": "grammar", "grammar": ...}
+    with a Lark or GBNF grammar; its mask comes after min_tokens, before temperature. Behind reasoning it holds from
+    `</think>` on.
     """
 
     temperature: float = 1.0
@@ -289,11 +293,24 @@ class SamplingParams:
             _whole("logprobs", self.logprobs, 0, 20)
         if self.logit_bias is not None:
             object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
-        if self.response_format is not None and self.response_format != {"type": "text"}:
+        if self.response_format is not None:
+            _response_format(self.response_format)
+        if self.constrained:
+            self._check_constrained()
+
+    def _check_constrained(self) -> None:
+        """A grammar says where the text may end, and where it must."""
+        if self.ignore_eos:
+            raise UserError("ignore_eos=True goes on behind the end that response_format sets; remove one of them")
+        if self.min_tokens:
             raise UserError(
-                f"response_format={self.response_format!r} is not available in this version; only "
-                '{"type": "text"} is: remove it'
+                f"min_tokens={self.min_tokens}, but the grammar of response_format may end sooner; remove one of them"
             )
+
+    @property
+    def constrained(self) -> bool:
+        """Whether a grammar limits the tokens."""
+        return self.response_format is not None and self.response_format["type"] != "text"
 
     @property
     def greedy(self) -> bool:
@@ -302,6 +319,44 @@ class SamplingParams:
     @property
     def penalised(self) -> bool:
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
+
+
+RESPONSE_FORMATS: dict[str, tuple[str, type] | None] = {
+    "text": None,
+    "json_object": None,
+    "json_schema": ("json_schema", dict),
+    "regex": ("regex", str),
+    "grammar": ("grammar", str),
+}
+"""Kinds of response_format, and the key that each needs beside `type`."""
+
+
+def _response_format(value: Any) -> None:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if not isinstance(kind, str) or kind not in RESPONSE_FORMATS:
+        kinds = ", ".join(RESPONSE_FORMATS)
+        raise UserError(f"response_format={value!r} must be an object whose type is one of {kinds}")
+    needed = RESPONSE_FORMATS[kind]
+    keys = {"type"} if needed is None else {"type", needed[0]}
+    if set(value) != keys:
+        raise UserError(f"response_format of type {kind} has the keys {', '.join(sorted(keys))}, not {', '.join(value)}")
+    if needed is not None and not isinstance(value[needed[0]], needed[1]):
+        raise UserError(f"response_format.{needed[0]}={value[needed[0]]!r} must be a {needed[1].__name__}")
+    if kind == "json_schema":
+        _json_schema(value["json_schema"])
+
+
+def _json_schema(value: dict[str, Any]) -> None:
+    """The schema holds whether `strict` is set or not."""
+    kinds: dict[str, tuple[type, ...]] = {"schema": (dict, bool), "name": (str,), "description": (str, NoneType),
+                                          "strict": (bool, NoneType)}  # fmt: skip
+    unknown = set(value) - set(kinds)
+    if unknown or "schema" not in value:
+        came = f"has no key {', '.join(sorted(unknown))}" if unknown else "needs the key schema"
+        raise UserError(f"response_format.json_schema {came}; its keys are {', '.join(kinds)}")
+    for key, one in value.items():
+        if not isinstance(one, kinds[key]):
+            raise UserError(f"response_format.json_schema.{key}={one!r} must be a {kinds[key][0].__name__}")
 
 
 def _stops(stop: Sequence[str] | str | None) -> tuple[str, ...]:

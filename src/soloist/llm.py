@@ -6,6 +6,7 @@ import copy
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from soloist.runtime.assemble import assemble
 from soloist.runtime.engine import FINISH, Request
 from soloist.runtime.runner import RoundResult, TokenLogprobs
 from soloist.runtime.statistics import RequestClock, Timings
+from soloist.text.grammar import Grammar, Grammars
+from soloist.text.reasoning import reasoning_of
 from soloist.text.stream import TextStream
 from soloist.text.tokenizer import Tokenizer, load_tokenizer
 from soloist.weights.checkpoint import open_checkpoint
@@ -104,10 +107,19 @@ class LLM:
         ids = self.encode(prompt)
         if params.stop and self.tokenizer is None:
             raise UserError("stop strings need a tokenizer, and this model has none; use stop_token_ids")
-        request = Request(tuple(ids), self.eos_token_ids, params)
         self._check_open()
-        self._engine.check(request)
-        return self._stream(request)
+        self._engine.check(Request(tuple(ids), self.eos_token_ids, params))
+        return self._stream(Request(tuple(ids), self.eos_token_ids, params, self._grammar(params, ids)))
+
+    def _grammar(self, params: SamplingParams, prompt: list[int]) -> Grammar | None:
+        if not params.constrained:
+            return None
+        assert params.response_format is not None
+        return self._grammars.begin(params.response_format, reasoning_of(self._needs_tokenizer(), prompt))
+
+    @cached_property
+    def _grammars(self) -> Grammars:
+        return Grammars(self._needs_tokenizer(), self.model_config.vocab_size, self.eos_token_ids)
 
     def _stream(self, request: Request) -> Iterator[StreamEvent]:
         clock = RequestClock(self._engine.widths)

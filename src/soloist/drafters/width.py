@@ -35,8 +35,8 @@ class WidthChoice(Protocol):
         """A request begins; `confidence` of the drafter after the prompt."""
         ...
 
-    def choose(self) -> int:
-        """Tokens to draft in the round that is launched next."""
+    def choose(self, sure: int = 0) -> int:
+        """Tokens to draft in the round that is launched next. sure: how many drafts, the first, a grammar forces."""
         ...
 
     def learn(self, width: int, emitted: int, running: bool, ms: float, confidence: Sequence[float] | None) -> None:
@@ -55,7 +55,7 @@ class FixedWidth:
     def begin(self, confidence: Sequence[float] | None) -> None:
         pass
 
-    def choose(self) -> int:
+    def choose(self, sure: int = 0) -> int:
         return self.width
 
     def learn(self, width: int, emitted: int, running: bool, ms: float, confidence: Sequence[float] | None) -> None:
@@ -125,12 +125,12 @@ class Survival:
             chances.append(min(1.0, chance * factor))
         return chances
 
-    def learn(self, confidence: Sequence[float] | None, width: int, accepted: int) -> None:
-        """The first rejected draft was the last trial; those behind it say nothing."""
+    def learn(self, confidence: Sequence[float] | None, width: int, accepted: int, sure: int = 0) -> None:
+        """The first rejected draft was the last trial; those behind it say nothing, nor do the `sure` first."""
         keep = 1 - 1 / self.MEMORY
         self._hits = [hits * keep for hits in self._hits]
         self._expected = [expected * keep for expected in self._expected]
-        for j in range(min(accepted + 1, width)):
+        for j in range(sure, min(accepted + 1, width)):
             self._hits[j] += j < accepted
             self._expected[j] += self.PRIOR if confidence is None else confidence[j]
 
@@ -147,7 +147,8 @@ class AutoWidth:
         self.costs, self.survival = RoundCosts(), Survival(most)
         self.credit, self.foresees, self.refresh = 0.0, foresees, refresh
         self._confidence: Sequence[float] | None = None
-        self._launched: deque[tuple[Sequence[float] | None, float]] = deque()  # believed, credit set aside
+        # believed, credit set aside, sure drafts
+        self._launched: deque[tuple[Sequence[float] | None, float, int]] = deque()
         self._last, self._since_plain = 0, 0
 
     @property
@@ -161,21 +162,22 @@ class AutoWidth:
         self._launched.clear()
         self._last = 0
 
-    def choose(self) -> int:
+    def choose(self, sure: int = 0) -> int:
         stale = self.plain_ms is None or self._since_plain >= self.refresh
-        self._last = 0 if stale else self._best()
+        self._last = 0 if stale else self._best(sure)
         self._since_plain = self._since_plain + 1 if self._last else 0
         risk = self._risk(self._last) if self._last else 0.0
         self.credit -= risk
-        self._launched.append((self._confidence, risk))
+        self._launched.append((self._confidence, risk, sure))
         return self._last
 
     def _risk(self, width: int) -> float:
         """Plain rounds lost if all drafts are rejected."""
         return self.costs.at_most(width) / self.costs[0] - 1
 
-    def _best(self) -> int:
+    def _best(self, sure: int) -> int:
         plain, chances = self.costs[0], self.survival.conditional(self._confidence)
+        chances[:sure] = [1.0] * min(sure, len(chances))
         best, most, tokens, survives, j = 0, HYSTERESIS if self._last == 0 else 1.0, 1.0, 1.0, 0
         for width in self.widths:
             while j < width:
@@ -189,9 +191,9 @@ class AutoWidth:
 
     def learn(self, width: int, emitted: int, running: bool, ms: float, confidence: Sequence[float] | None) -> None:
         self.costs.learn(width, ms)
-        believed, risk = self._launched.popleft()
+        believed, risk, sure = self._launched.popleft()
         if running:  # what ended the request may have cut the round
-            self.survival.learn(believed, width, emitted - 1)
+            self.survival.learn(believed, width, emitted - 1, sure)
         gained = emitted - ms / self.costs[0] if width else ALLOWANCE
         self.credit = min(self.credit + risk + gained, MOST_CREDIT)
         self._confidence = confidence if width or self.foresees else None

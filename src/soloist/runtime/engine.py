@@ -15,19 +15,24 @@ from soloist.drafters.drafter import NoDraft
 from soloist.drafters.width import FixedWidth, WidthChoice
 from soloist.errors import UserError
 from soloist.ops.accept import FULL, STOPPED
+from soloist.runtime.constraint import Constraint
 from soloist.runtime.prefill import prefill, teacher_forced
 from soloist.runtime.round import Parts
 from soloist.runtime.runner import EagerRunner, RoundResult, Runner, to_host
 from soloist.runtime.sampler import Sampler
+from soloist.text.grammar import Grammar
 
 
 @dataclass(frozen=True)
 class Request:
-    """Prompt ids, the ids that end the request beside params.stop_token_ids, and how to sample."""
+    """Prompt ids, the ids that end the request beside params.stop_token_ids, how to sample, and the grammar at its
+    beginning that params.response_format asks for.
+    """
 
     prompt: tuple[int, ...]
     eos_token_ids: tuple[int, ...]
     params: SamplingParams
+    grammar: Grammar | None = None
 
 
 FINISH = {STOPPED: "stop", FULL: "length"}
@@ -87,13 +92,17 @@ class Engine:
         Closing the iterator ends the request. The last result has `done` set.
         """
         prompt, sampler = self._start(request, self.check(request))
+        constraint = None
+        if request.grammar is not None:
+            constraint = Constraint(request.grammar, self.parts.bufs, len(request.prompt))
         result, begun = None, time.perf_counter()
         for output in prefill(self.parts, sampler, prompt, self.prefill_chunk):
             result = None if output is None else to_host(output, begun)
             yield result
         assert result is not None
         self.widths.begin(result.confidence)
-        yield from self._rounds(sampler, len(request.prompt), result.running)
+        if result.running:
+            yield from self._rounds(sampler, len(request.prompt), result, constraint)
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -120,20 +129,28 @@ class Engine:
         self.runner.drop()
         return prompt, Sampler(params, parts.bufs, self.rejection)
 
-    def _rounds(self, sampler: Sampler, committed: int, running: bool) -> Iterator[RoundResult]:
-        """Launch ahead as far as the runner allows, read the oldest, until one is done."""
+    def _rounds(
+        self, sampler: Sampler, committed: int, result: RoundResult, constraint: Constraint | None
+    ) -> Iterator[RoundResult]:
+        """Launch ahead as far as the runner allows, read the oldest, until one is done.
+
+        A grammar must have read the last round's tokens before it can follow the next.
+        """
         limit = self.context_length + self.parts.sequence.max_window
+        lookahead = self.runner.lookahead if constraint is None else 0
         in_flight: deque[int] = deque()
-        while running:
-            while len(in_flight) <= self.runner.lookahead:
-                width = self.widths.choose()
+        while result.running:
+            if constraint is not None:
+                constraint.take(result.tokens)
+            while len(in_flight) <= lookahead:
+                width = self.widths.choose(constraint.num_forced if constraint else 0)
                 in_flight.append(width + 1)
-                self.runner.launch(sampler, min(committed + sum(in_flight), limit), width)
+                bound = min(committed + sum(in_flight), limit)
+                self.runner.launch(sampler, bound, width, constraint.follow if constraint else None)
             result = self.runner.read()
             in_flight.popleft()
             committed += len(result.tokens)
-            running = result.running
-            self.widths.learn(result.drafted, len(result.tokens), running, result.ms, result.confidence)
+            self.widths.learn(result.drafted, len(result.tokens), result.running, result.ms, result.confidence)
             yield result
 
     @torch.inference_mode()

@@ -6,16 +6,17 @@ function runs eagerly on the CPU and can be captured as one CUDA graph for every
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from soloist.drafters.drafter import Drafter
-from soloist.models.decoder import Decoder
+from soloist.models.decoder import Decoder, Output
 from soloist.ops.accept import accept
 from soloist.runtime.sampler import Picks, Sampler
 from soloist.state.buffers import Buffers
-from soloist.state.sequence import Sequence
+from soloist.state.sequence import Sequence, Window
 
 
 @dataclass(frozen=True)
@@ -40,20 +41,44 @@ class RoundOutput:
     confidence: torch.Tensor | None = None
 
 
-def decode_round(parts: Parts, sampler: Sampler, bound: int, width: int) -> RoundOutput:
+Follow = Callable[[torch.Tensor], Callable[[], None]]
+"""See `Constraint.follow`."""
+
+
+def decode_round(
+    parts: Parts, sampler: Sampler, bound: int, width: int, follow: Follow | None = None
+) -> RoundOutput:
     """Emit one token or more.
 
     Args: bound: a host number not below the position after the window, see `Sequence.window`. width: how many tokens to
-        draft, 0 for a plain round. The shapes of a round depend on these two alone.
+        draft, 0 for a plain round. The shapes of a round depend on these two alone. follow: where a grammar holds, the
+        only part of a round in which the host reads anything.
     Writes: the sequence's caches, length and live slot; the buffers; the drafter's state.
     """
-    model, sequence, bufs, drafter = parts.model, parts.sequence, parts.bufs, parts.drafter
-    window = sequence.window(width + 1, bound)
-    ids = torch.cat((bufs.anchor, drafter.propose(bufs, window, sampler.draft))) if width else bufs.anchor.clone()
-    out = model(ids, window, sequence.caches, drafter.taps)
-    picks = sampler(model.logits(out.hidden), ids, window.positions, drafter.law)
-    n, done = accept(picks.tokens, ids, bufs.is_stop, bufs.budget, bufs.done)
-    bufs.append(picks.tokens, n, done, window.positions)
+    window, ids = draft(parts, sampler, bound, width)
+    allow = None if follow is None else follow(ids)
+    out = parts.model(ids, window, parts.sequence.caches, parts.drafter.taps)
+    if allow is not None:
+        allow()
+    return settle(parts, sampler, out)
+
+
+def draft(parts: Parts, sampler: Sampler, bound: int, width: int) -> tuple[Window, torch.Tensor]:
+    """Room for the window, and its tokens: the anchor and what is drafted behind it."""
+    bufs = parts.bufs
+    window = parts.sequence.window(width + 1, bound)
+    if not width:
+        return window, bufs.anchor.clone()
+    drafts = parts.drafter.propose(bufs, window, sampler.draft)
+    return window, torch.cat((bufs.anchor, sampler.forced(drafts, window.positions[1:])))
+
+
+def settle(parts: Parts, sampler: Sampler, out: Output) -> RoundOutput:
+    """Pick, accept, commit, append, once the model has run over the window."""
+    bufs, drafter, positions = parts.bufs, parts.drafter, out.window.positions
+    picks = sampler(parts.model.logits(out.hidden), out.ids, positions, drafter.law)
+    n, done = accept(picks.tokens, out.ids, bufs.is_stop, bufs.budget, bufs.done)
+    bufs.append(picks.tokens, n, done, positions)
     drafter.observe(out, picks.tokens, n)
-    sequence.commit(n)
+    parts.sequence.commit(n)
     return RoundOutput(picks, n, done, drafter.confidence)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from soloist.ops.accept import RUNNING
-from soloist.runtime.round import Parts, RoundOutput, decode_round
+from soloist.runtime.round import Follow, Parts, RoundOutput, decode_round
 from soloist.runtime.sampler import Sampler
 
 
@@ -46,8 +46,8 @@ class RoundResult:
 class Runner(Protocol):
     lookahead: int
 
-    def launch(self, sampler: Sampler, bound: int, width: int) -> None:
-        """Start the next round; `bound` and `width` as in `decode_round`."""
+    def launch(self, sampler: Sampler, bound: int, width: int, follow: Follow | None = None) -> None:
+        """Start the next round; `bound`, `width` and `follow` as in `decode_round`."""
         ...
 
     def read(self) -> RoundResult:
@@ -68,9 +68,9 @@ class EagerRunner:
         self.parts = parts
         self._results: deque[RoundResult] = deque()
 
-    def launch(self, sampler: Sampler, bound: int, width: int) -> None:
+    def launch(self, sampler: Sampler, bound: int, width: int, follow: Follow | None = None) -> None:
         begun = time.perf_counter()
-        self._results.append(to_host(decode_round(self.parts, sampler, bound, width), begun))
+        self._results.append(to_host(decode_round(self.parts, sampler, bound, width, follow), begun))
 
     def read(self) -> RoundResult:
         return self._results.popleft()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from soloist.config import SamplingParams
+from soloist.ops.allow import allow
 from soloist.ops.noise import gumbel
 from soloist.ops.penalise import penalise
 from soloist.ops.rejection import pick_or_reject
@@ -72,16 +73,25 @@ class Sampler:
         if self.bias is not None:
             logits = logits + self.bias
         if self.params.greedy:
-            return logits.argmax(-1), None
+            return self.forced(logits.argmax(-1), places), None
         logits = self._temper(logits)
-        tokens = (logits + gumbel(places, self.bufs.seed, logits.shape[-1])).argmax(-1)
-        return tokens, torch.softmax(logits, -1) if self.rejection else None
+        drawn = (logits + gumbel(places, self.bufs.seed, logits.shape[-1])).argmax(-1)
+        tokens = self.forced(drawn, places)
+        if not self.rejection:
+            return tokens, None
+        certain = torch.zeros_like(logits).scatter_(1, tokens[:, None], 1.0)
+        law = torch.softmax(logits, -1)
+        return tokens, torch.where((tokens == drawn)[:, None], law, certain)
+
+    def forced(self, drafts: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """The drafts [T], but the grammar's own token at places [T] where it leaves only one."""
+        if not self.params.constrained:
+            return drafts
+        known = self.bufs.forced[places]
+        return torch.where(known >= 0, known, drafts)
 
     def _process(self, logits: torch.Tensor, window: torch.Tensor) -> torch.Tensor:
-        """What the request changes about the model's distributions, row by row given the drafts before the row.
-
-        A grammar's mask will enter here, one row of allowed tokens for each row of the window.
-        """
+        """What the request changes about the model's distributions, row by row given the drafts before the row."""
         p, bufs = self.params, self.bufs
         if self.bias is not None:
             logits = logits + self.bias
@@ -91,6 +101,8 @@ class Sampler:
             index = bufs.emitted + torch.arange(logits.shape[0], device=logits.device)
             early = (index < p.min_tokens)[:, None] & bufs.is_stop
             logits = logits.masked_fill(early, float("-inf"))
+        if p.constrained:
+            logits = allow(logits, bufs.allowed[: logits.shape[0]])
         return logits
 
     def _pick(

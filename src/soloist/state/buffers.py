@@ -6,14 +6,18 @@ from __future__ import annotations
 
 import torch
 
+from soloist.config import MAX_WINDOW
 from soloist.ops.accept import RUNNING
+from soloist.ops.allow import num_words
 
 
 class Buffers:
     """anchor [1]: the last emitted token, which the model has not consumed yet. emitted [1]: tokens emitted so far.
     budget [1]: tokens still allowed. done [1]: see ops/accept. is_stop [V] bool: tokens that end the request.
     history [capacity]: token of every position, valid up to and including the anchor's. counts [V]: how often each
-    token was emitted. in_prompt [V] bool. seed [1].
+    token was emitted. in_prompt [V] bool. seed [1]. Where a grammar holds: allowed [MAX_WINDOW, words] int32, what may
+    come after every row of the window, see ops/allow; forced [capacity]: the token that must take a place, or -1, for
+    the places that the next window may reach.
     """
 
     def __init__(self, vocab_size: int, capacity: int, device: torch.device):
@@ -24,6 +28,8 @@ class Buffers:
         self.history, self.counts = whole(capacity), whole(vocab_size)
         self.is_stop = torch.zeros(vocab_size, dtype=torch.bool, device=device)
         self.in_prompt = torch.zeros(vocab_size, dtype=torch.bool, device=device)
+        self.forced = whole(capacity)
+        self.allowed = torch.zeros(MAX_WINDOW, num_words(vocab_size), dtype=torch.int32, device=device)
 
     def start(self, prompt: torch.Tensor, budget: int, stop_ids: tuple[int, ...], seed: int) -> None:
         """Prepare for a request with prompt ids [S] on the device."""

@@ -49,6 +49,22 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return bool(self._source.chat_templates)
 
+    @property
+    def chat_template(self) -> str:
+        """The text of the usual template, or of the only one; empty without any."""
+        templates = self._source.chat_templates
+        return templates.get("default") or next(iter(templates.values()), "")
+
+    @cached_property
+    def generation_prompt(self) -> str:
+        """What the template writes before an answer; empty if that cannot be told apart."""
+        asked = [{"role": "user", "content": "?"}]
+        try:
+            without, whole = self.render_chat(asked, add_generation_prompt=False), self.render_chat(asked)
+        except UserError:
+            return ""
+        return whole[len(without) :] if whole.startswith(without) else ""
+
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         """Token ids of a text. add_special: put BOS or EOS around it where the model's own tokenizer does.
 
