@@ -39,13 +39,17 @@ class Usage:
 
 @dataclass(frozen=True)
 class StreamEvent:
-    """What one round brought. The last event of a request has `finish_reason`, and carries the whole output."""
+    """What one round brought. The last event of a request has `finish_reason`, and carries the whole output.
+
+    drafted: tokens that were proposed in the round.
+    """
 
     token_ids: list[int]
     text: str
     logprobs: list[TokenLogprobs] | None = None
     finish_reason: str | None = None
     output: Output | None = None
+    drafted: int = 0
 
 
 @dataclass(frozen=True)
@@ -101,15 +105,21 @@ class LLM:
                 return event.output
         raise AssertionError("a stream ended without its output")
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StreamEvent]:
-        """Answer a prompt round by round. Closing the iterator cancels the request; `cancel()` does so from outside."""
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, cancelled: threading.Event | None = None
+    ) -> Iterator[StreamEvent]:
+        """Answer a prompt round by round. Closing the iterator cancels the request; `cancel()` does so from outside.
+
+        cancelled: set it to end this request and no other, also before its turn has come.
+        """
         params = params or SamplingParams()
         ids = self.encode(prompt)
         if params.stop and self.tokenizer is None:
             raise UserError("stop strings need a tokenizer, and this model has none; use stop_token_ids")
         self._check_open()
         self._engine.check(Request(tuple(ids), self.eos_token_ids, params))
-        return self._stream(Request(tuple(ids), self.eos_token_ids, params, self._grammar(params, ids)))
+        request = Request(tuple(ids), self.eos_token_ids, params, self._grammar(params, ids))
+        return self._stream(request, cancelled or threading.Event())
 
     def _grammar(self, params: SamplingParams, prompt: list[int]) -> Grammar | None:
         if not params.constrained:
@@ -121,16 +131,19 @@ class LLM:
     def _grammars(self) -> Grammars:
         return Grammars(self._needs_tokenizer(), self.model_config.vocab_size, self.eos_token_ids)
 
-    def _stream(self, request: Request) -> Iterator[StreamEvent]:
+    def _stream(self, request: Request, cancelled: threading.Event) -> Iterator[StreamEvent]:
         clock = RequestClock(self._engine.widths)
         with self._slot:
             self._check_open()
             self._cancelled.clear()
             answer = _Answer(request, self.tokenizer, clock)
+            if cancelled.is_set():
+                yield answer.cancel()
+                return
             rounds = self._engine.run(request)
             try:
                 for result in rounds:
-                    if self._cancelled.is_set():
+                    if self._cancelled.is_set() or cancelled.is_set():
                         yield answer.cancel()
                         return
                     if result is None:
@@ -209,6 +222,7 @@ class _Answer:
         self.logprobs: list[TokenLogprobs] | None = None if request.params.logprobs is None else []
         self.text: list[str] = []
         self.started = False
+        self.drafted = 0
 
     def take(self, result: RoundResult) -> StreamEvent:
         """Account for a round's tokens. The event has an output if the request is finished."""
@@ -218,6 +232,7 @@ class _Answer:
         if stop is None:
             used = len(result.tokens)
         self._count(result, used)
+        self.drafted = result.drafted
         tokens = result.tokens[:used]
         self.token_ids += tokens
         logprobs = None if result.logprobs is None else result.logprobs[:used]
@@ -227,7 +242,7 @@ class _Answer:
             return self._finish(tokens, text, logprobs, "stop", stop)
         if result.running:
             self.text.append(text)
-            return StreamEvent(tokens, text, logprobs)
+            return StreamEvent(tokens, text, logprobs, drafted=self.drafted)
         text += self.stream.flush() if self.stream else ""
         reason: int | None = tokens[-1] if stopped_by_id and tokens[-1] in self.request.params.stop_token_ids else None
         return self._finish(tokens, text, logprobs, FINISH[result.done], reason)
@@ -236,6 +251,7 @@ class _Answer:
         text = self.stream.flush() if self.stream else ""
         if not self.started:
             self.clock.prefilled()
+        self.drafted = 0
         return self._finish([], text, None, "cancelled", None)
 
     def _push(self, tokens: list[int]) -> tuple[str, int, str | None]:
@@ -270,4 +286,4 @@ class _Answer:
             usage=Usage(prompt, completion, prompt + completion),
             timings=self.clock.timings(),
         )
-        return StreamEvent(tokens, text, logprobs, finish_reason, output)
+        return StreamEvent(tokens, text, logprobs, finish_reason, output, self.drafted)
