@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from soloist.config import EngineConfig, Plan, SamplingParams
-from soloist.drafters.drafter import NoDraft
+from soloist.drafters.drafter import Drafter, NoDraft
+from soloist.drafters.registry import build_drafter, choose_drafter, is_auto, width_choice
 from soloist.errors import UserError
 from soloist.ops.accept import STOPPED
 from soloist.runtime.assemble import assemble
@@ -41,7 +42,8 @@ class Usage:
 class StreamEvent:
     """What one round brought. The last event of a request has `finish_reason`, and carries the whole output.
 
-    drafted: tokens that were proposed in the round.
+    drafted: tokens that were proposed in the round. round_ms: the engine's own time for it, for the first event the
+    prefill's; None for a cancelled request.
     """
 
     token_ids: list[int]
@@ -50,6 +52,7 @@ class StreamEvent:
     finish_reason: str | None = None
     output: Output | None = None
     drafted: int = 0
+    round_ms: float | None = None
 
 
 @dataclass(frozen=True)
@@ -161,9 +164,40 @@ class LLM:
 
     def plain(self) -> LLM:
         """The same loaded model without its drafter, to compare with. The two take turns, and share the memory."""
+        config = replace(
+            self.config, drafter=NoDraft.name, drafter_path=None, draft_width="auto", acceptance="equality"
+        )  # fmt: skip
+        return self._twin(config, NoDraft())
+
+    def with_drafter(
+        self,
+        drafter: str,
+        drafter_path: str | None = None,
+        draft_width: int | str = EngineConfig.draft_width,
+        acceptance: str = EngineConfig.acceptance,
+    ) -> LLM:
+        """The same loaded model with another drafter, as `plain`.   Raises: UserError for one that cannot be had."""
+        config = replace(
+            self.config, drafter=drafter, drafter_path=drafter_path, draft_width=draft_width, acceptance=acceptance
+        )
+        checkpoint = open_checkpoint(resolve_model_path(config.model))
+        try:
+            name = choose_drafter(config, checkpoint, self.model_config)
+            twin = self._twin(config, build_drafter(name, config, checkpoint, self._engine.parts.model))
+        finally:
+            checkpoint.close()
+        twin._engine.warm_up()
+        return twin
+
+    def _twin(self, config: EngineConfig, drafter: Drafter) -> LLM:
         twin = copy.copy(self)
-        twin._engine = self._engine.plain()
-        twin.plan = replace(self.plan, drafter=NoDraft.name, draft_width=0, width_choice="fixed", window=1)
+        twin.config = config
+        twin._engine = self._engine.drafting(drafter, width_choice(config, drafter), config.acceptance == "rejection")
+        adapts = bool(drafter.width) and is_auto(config)
+        twin.plan = replace(
+            self.plan, drafter=drafter.name, draft_width=drafter.width, width_choice="auto" if adapts else "fixed",
+            acceptance=config.acceptance, window=drafter.width + 1,
+        )  # fmt: skip
         return twin
 
     def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
@@ -223,6 +257,7 @@ class _Answer:
         self.text: list[str] = []
         self.started = False
         self.drafted = 0
+        self.round_ms: float | None = None
 
     def take(self, result: RoundResult) -> StreamEvent:
         """Account for a round's tokens. The event has an output if the request is finished."""
@@ -232,7 +267,7 @@ class _Answer:
         if stop is None:
             used = len(result.tokens)
         self._count(result, used)
-        self.drafted = result.drafted
+        self.drafted, self.round_ms = result.drafted, result.ms
         tokens = result.tokens[:used]
         self.token_ids += tokens
         logprobs = None if result.logprobs is None else result.logprobs[:used]
@@ -242,7 +277,7 @@ class _Answer:
             return self._finish(tokens, text, logprobs, "stop", stop)
         if result.running:
             self.text.append(text)
-            return StreamEvent(tokens, text, logprobs, drafted=self.drafted)
+            return StreamEvent(tokens, text, logprobs, drafted=self.drafted, round_ms=self.round_ms)
         text += self.stream.flush() if self.stream else ""
         reason: int | None = tokens[-1] if stopped_by_id and tokens[-1] in self.request.params.stop_token_ids else None
         return self._finish(tokens, text, logprobs, FINISH[result.done], reason)
@@ -251,7 +286,7 @@ class _Answer:
         text = self.stream.flush() if self.stream else ""
         if not self.started:
             self.clock.prefilled()
-        self.drafted = 0
+        self.drafted, self.round_ms = 0, None
         return self._finish([], text, None, "cancelled", None)
 
     def _push(self, tokens: list[int]) -> tuple[str, int, str | None]:
@@ -286,4 +321,4 @@ class _Answer:
             usage=Usage(prompt, completion, prompt + completion),
             timings=self.clock.timings(),
         )
-        return StreamEvent(tokens, text, logprobs, finish_reason, output, self.drafted)
+        return StreamEvent(tokens, text, logprobs, finish_reason, output, self.drafted, self.round_ms)

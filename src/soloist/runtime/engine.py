@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from soloist.config import SamplingParams
-from soloist.drafters.drafter import NoDraft
+from soloist.drafters.drafter import Drafter, NoDraft
 from soloist.drafters.width import FixedWidth, WidthChoice
 from soloist.errors import UserError
 from soloist.ops.accept import FULL, STOPPED
@@ -55,7 +55,11 @@ class Engine:
 
     def plain(self) -> Engine:
         """An engine on the same model and state that drafts nothing. Not to run at the same time as this one."""
-        return Engine(replace(self.parts, drafter=NoDraft()), self.vocab_size, self.prefill_chunk, FixedWidth(0))
+        return self.drafting(NoDraft(), FixedWidth(0))
+
+    def drafting(self, drafter: Drafter, widths: WidthChoice, rejection: bool = False) -> Engine:
+        """As `plain`, with a drafter of its own."""
+        return Engine(replace(self.parts, drafter=drafter), self.vocab_size, self.prefill_chunk, widths, rejection)
 
     def check(self, request: Request) -> int:
         """Refuse what cannot run; returns how many tokens may be generated.
