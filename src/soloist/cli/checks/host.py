@@ -88,18 +88,37 @@ def check_threads(cpus: Cpus, threads: int, variable: int | None) -> list[Findin
     return found or [ok(topic, f"{source} for {cpus.usable} usable cores, {cpus.online} CPUs")]
 
 
-def check_load(root: Path, interval_s: float = 0.3, sleep: Callable[[float], None] = time.sleep) -> list[Finding]:
-    """Processes beside this one that keep a core busy for part of the interval."""
+def cpu_name(root: Path) -> str:
+    """The processor as the system calls it, empty where it does not."""
+    return next((value for name, value in _cpuinfo(root) if name == "model name"), "")
+
+
+def load_average(root: Path) -> float | None:
+    """Of the last minute."""
+    text = _read(root / "proc/loadavg").split(" ")[0]
+    return float(text) if text else None
+
+
+def busy_processes(
+    root: Path, interval_s: float = 0.3, sleep: Callable[[float], None] = time.sleep
+) -> list[tuple[str, float]]:
+    """Processes beside this one that keep a core busy for part of the interval: name with pid, share of a core."""
     before, begun = _cpu_ticks(root), time.perf_counter()
     sleep(interval_s)
     after, elapsed = _cpu_ticks(root), max(time.perf_counter() - begun, interval_s)
     ticks = elapsed * os.sysconf("SC_CLK_TCK")
     shares = {pid: (used - before[pid][1]) / ticks for pid, (_, used) in after.items() if pid in before}
     busy = sorted((pid for pid, share in shares.items() if share > BUSY_SHARE), key=lambda pid: -shares[pid])
-    load = _read(root / "proc/loadavg").split(" ")[0] or "unknown"
+    return [(f"{after[pid][0]} (pid {pid})", shares[pid]) for pid in busy]
+
+
+def check_load(root: Path, interval_s: float = 0.3, sleep: Callable[[float], None] = time.sleep) -> list[Finding]:
+    """Processes beside this one that keep a core busy for part of the interval."""
+    busy, average = busy_processes(root, interval_s, sleep), load_average(root)
+    load = "unknown" if average is None else f"{average:.2f}"
     if not busy:
         return [ok("CPU load", f"load average {load}, no other process is busy")]
-    named = ", ".join(f"{after[pid][0]} (pid {pid}) {shares[pid]:.0%}" for pid in busy[:4])
+    named = ", ".join(f"{name} {share:.0%}" for name, share in busy[:4])
     more = f" and {len(busy) - 4} more" if len(busy) > 4 else ""
     return [slow("CPU load", f"load average {load}; of one core each: {named}{more}",
                  "end them or move them elsewhere: they take cores, caches and memory bandwidth")]  # fmt: skip
@@ -116,19 +135,23 @@ def _cpu_ticks(root: Path) -> dict[int, tuple[str, int]]:
     return found
 
 
+def governors(root: Path) -> list[str]:
+    """Frequency governors of all CPUs, each once."""
+    folder = root / "sys/devices/system/cpu"
+    return sorted({_read(file) for file in folder.glob("cpu[0-9]*/cpufreq/scaling_governor")} - {""})
+
+
 def check_clock(root: Path) -> list[Finding]:
     """The frequency governor, and whether a laptop runs on its battery."""
-    found = []
-    folder = root / "sys/devices/system/cpu"
-    governors = sorted({_read(file) for file in folder.glob("cpu[0-9]*/cpufreq/scaling_governor")} - {""})
-    speed = _read(folder / "cpu0/cpufreq/cpuinfo_max_freq")
+    found, ruling = [], governors(root)
+    speed = _read(root / "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq")
     most = f", up to {int(speed) / 1e6:.1f} GHz" if speed.isdigit() else ""
-    if not governors:
+    if not ruling:
         found.append(ok("CPU clock", "the system shows no governor, as in most virtual machines"))
-    elif governors == ["performance"]:
+    elif ruling == ["performance"]:
         found.append(ok("CPU clock", f"governor performance{most}"))
     else:
-        found.append(slow("CPU clock", f"governor {', '.join(governors)}{most}",
+        found.append(slow("CPU clock", f"governor {', '.join(ruling)}{most}",
                           "sudo cpupower frequency-set -g performance"))  # fmt: skip
     mains = [f for f in (root / "sys/class/power_supply").glob("*/online") if _read(f.parent / "type") == "Mains"]
     if mains and all(_read(file) == "0" for file in mains):
@@ -151,8 +174,7 @@ def check_instructions(root: Path) -> list[Finding]:
 
 def check_memory(root: Path, needed_bytes: int | None) -> list[Finding]:
     """Free memory against what the model needs, if one is given, and swapping."""
-    meminfo = {line.split(":")[0]: line.split()[1] for line in _read(root / "proc/meminfo").splitlines() if ":" in line}
-    size = {name: int(value) * 1024 for name, value in meminfo.items() if value.isdigit()}
+    size = _memory(root)
     if "MemAvailable" not in size:
         return [note("memory", "the system does not say how much is free")]
     limits = [int(text) for folder in _cgroups(root) if (text := _read(folder / "memory.max")).isdigit()]
@@ -169,6 +191,16 @@ def check_memory(root: Path, needed_bytes: int | None) -> list[Finding]:
         found.append(note("swap", f"{_gb(swapped)} in use: what was swapped out comes back slowly",
                           "free memory, then `sudo swapoff -a && sudo swapon -a`"))  # fmt: skip
     return found
+
+
+def memory_bytes(root: Path) -> int | None:
+    """All of the machine's memory."""
+    return _memory(root).get("MemTotal")
+
+
+def _memory(root: Path) -> dict[str, int]:
+    meminfo = {line.split(":")[0]: line.split()[1] for line in _read(root / "proc/meminfo").splitlines() if ":" in line}
+    return {name: int(value) * 1024 for name, value in meminfo.items() if value.isdigit()}
 
 
 def _cpuinfo(root: Path) -> list[tuple[str, str]]:

@@ -1,0 +1,156 @@
+"""What a run stands on, read from the machine: what stays (Machine), and what may change under it (Condition)."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from bisect import bisect_left, bisect_right
+from pathlib import Path
+from types import TracebackType
+
+import soloist
+from soloist.bench.records import Condition, Machine
+from soloist.cli.checks import host
+from soloist.cli.checks.gpu import FIELDS, query_gpus
+from soloist.cli.version import installed, versions
+
+PACKAGES = ("numpy", "safetensors", "tokenizers")
+
+THROTTLE = {
+    "clocks_throttle_reasons.hw_slowdown": "hardware slowdown",
+    "clocks_throttle_reasons.sw_thermal_slowdown": "temperature",
+    "clocks_throttle_reasons.sw_power_cap": "power cap",
+}
+SAMPLED = ("index", "clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", *THROTTLE)
+SAMPLE_MS = 200
+
+
+def read_machine(threads: int, root: Path = Path("/")) -> Machine:
+    """threads: those of the engine."""
+    rows = _gpu_rows()
+    commit, dirty = git_state(Path(soloist.__file__).parent)
+    found = {**versions(), **{name: installed(name) for name in PACKAGES}, "driver": _driver()}
+    system = found.pop("system") or ""
+    return Machine(
+        system=system,
+        cpu=host.cpu_name(root),
+        cores=host.read_cpus(root).cores,
+        threads=threads,
+        governor=", ".join(host.governors(root)) or None,
+        memory_bytes=host.memory_bytes(root),
+        gpus=tuple(row["name"] for row in rows),
+        power_limit_w=_numbers(rows, "power.limit"),
+        max_clock_mhz=_numbers(rows, "clocks.max.sm"),
+        versions=found,
+        commit=commit,
+        dirty=dirty,
+    )
+
+
+def git_state(folder: Path) -> tuple[str | None, bool | None]:
+    """Commit that the code runs from, and whether anything under version control differs from it.
+
+    None for an installed package, even if its environment lies inside some other repository.
+    """
+    if _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
+        return None, None
+    changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return _git(folder, "rev-parse", "HEAD"), None if changes is None else bool(changes)
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+class Conditions:
+    """Reads the machine's state before, between and after requests; GPUs are sampled all the time by a process beside.
+
+    Use as a context. `clock` counts seconds since the run began.
+    """
+
+    def __init__(self, root: Path = Path("/")):
+        self._root, self._begun = root, time.perf_counter()
+        self.samples: list[tuple[float, dict[str, str]]] = []
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def now_s(self) -> float:
+        return time.perf_counter() - self._begun
+
+    def __enter__(self) -> Conditions:
+        if _gpu_rows():
+            query = [f"--query-gpu={','.join(SAMPLED)}", "--format=csv,noheader,nounits", "-lms", str(SAMPLE_MS)]
+            self._process = subprocess.Popen(["nvidia-smi", *query], stdout=subprocess.PIPE, text=True)
+            threading.Thread(target=self._collect, args=(self._process,), daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait()
+
+    def _collect(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            values = [value.strip() for value in line.split(",")]
+            if len(values) == len(SAMPLED):
+                self.samples.append((self.now_s, dict(zip(SAMPLED, values, strict=True))))
+
+    def read(self) -> Condition:
+        """The state now. Takes a third of a second, in which it looks for busy processes."""
+        busy = [f"{name} ({share:.0%} of a core)" for name, share in host.busy_processes(self._root)]
+        since = self.samples[-64:]
+        latest = {row["index"]: row for _, row in since}
+        rows = [latest[index] for index in sorted(latest, key=lambda text: text.zfill(4))]
+        return Condition(
+            t_s=self.now_s,
+            load=host.load_average(self._root),
+            busy=tuple(busy),
+            clock_mhz=_numbers(rows, "clocks.sm"),
+            memory_clock_mhz=_numbers(rows, "clocks.mem"),
+            temperature_c=_numbers(rows, "temperature.gpu"),
+            power_w=_numbers(rows, "power.draw"),
+            throttle=tuple(sorted({reason for row in rows for name, reason in THROTTLE.items() if row[name] == "Active"})),
+        )
+
+    def during(self, begin_s: float, end_s: float) -> list[dict[str, str]]:
+        """GPU samples taken between two times."""
+        times = [t for t, _ in self.samples]
+        return [row for _, row in self.samples[bisect_left(times, begin_s) : bisect_right(times, end_s)]]
+
+    def energy_j(self, begin_s: float, end_s: float) -> float | None:
+        """Mean power of all GPUs times the time between; None if fewer than four samples fall into it."""
+        rows = self.during(begin_s, end_s)
+        gpus = {row["index"] for row in rows}
+        watts = _numbers(rows, "power.draw")
+        if not gpus or len(watts) < 4 * len(gpus):
+            return None
+        return sum(watts) / len(watts) * len(gpus) * (end_s - begin_s)
+
+
+def _gpu_rows() -> list[dict[str, str]]:
+    found = query_gpus()
+    rows = found[0].strip().splitlines() if found else []
+    return [dict(zip(FIELDS, (value.strip() for value in row.split(",")), strict=True)) for row in rows]
+
+
+def _driver() -> str | None:
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True, timeout=20
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return (done.stdout.strip().splitlines() or [None])[0] if done.returncode == 0 else None  # type: ignore[list-item]
+
+
+def _numbers(rows: list[dict[str, str]], name: str) -> tuple[float, ...]:
+    """Values that the driver tells; [N/A] is left out."""
+    return tuple(float(row[name]) for row in rows if row[name].replace(".", "", 1).isdigit())
