@@ -21,12 +21,14 @@ from soloist.server.faults import NO_RETRY, Fault
 State = Literal["loading", "ready", "draining", "failed"]
 Reason = Literal["disconnect", "abort", "timeout", "shutdown"]
 
-CANCELLED: dict[Reason, Fault] = {
-    "disconnect": Fault(499, "the client has closed the connection", code="disconnected"),
-    "abort": Fault(409, "the request was aborted before it began", code="aborted", headers=NO_RETRY),
-    "timeout": Fault(504, "the request took longer than the server's --request-timeout", code="timeout", headers=NO_RETRY),
-    "shutdown": Fault(503, "the server is shutting down", code="shutdown", headers={"retry-after": "5"}),
-}
+def cut_off(reason: Reason) -> Fault:
+    """What to tell the client of a request that was cancelled."""
+    if reason == "shutdown":
+        return Fault(503, "the server is shutting down", code="shutdown", headers={"retry-after": "5"})
+    if reason == "timeout":
+        text = "the request took longer than the server's --request-timeout"
+        return Fault(504, text, code="timeout", headers=NO_RETRY)
+    return Fault(409, "the request was aborted before it began", code="aborted", headers=NO_RETRY)
 
 
 class Round(NamedTuple):
@@ -94,7 +96,7 @@ class Worker:
     def llm(self) -> LLM:
         """The model.   Raises: Fault while there is none to be had."""
         if self.state == "draining":
-            raise CANCELLED["shutdown"]
+            raise cut_off("shutdown")
         if self._llm is None or self.state == "failed":
             raise Fault(503, f"the server is {self.state}", code=self.state, headers={"retry-after": "5"})
         return self._llm
@@ -125,9 +127,9 @@ class Worker:
         self.llm
         if job.id in self.jobs:
             raise Fault(409, f"a request with the id {job.id!r} is not finished yet", code="duplicate_id", headers=NO_RETRY)
-        if self.jobs and self.waiting >= self._max_waiting:
+        if len(self.jobs) > self._max_waiting:
             wait = math.ceil(sum(self._durations) / len(self._durations) * len(self.jobs))
-            text = f"{self.waiting} requests are waiting, and no more may; try again in {wait} s"
+            text = f"{len(self.jobs) - 1} requests wait behind the running one, and no more may; try again in {wait} s"
             raise Fault(503, text, code="queue_full", headers={"retry-after": str(max(1, min(wait, 60)))})
         self.jobs[job.id] = job
         job.future = self._thread.submit(self._serve, job)
