@@ -189,6 +189,11 @@ class LLM:
         twin._engine.warm_up()
         return twin
 
+    @property
+    def drafter(self) -> Drafter:
+        """What proposes tokens."""
+        return self._engine.parts.drafter
+
     def _twin(self, config: EngineConfig, drafter: Drafter) -> LLM:
         twin = copy.copy(self)
         twin.config = config

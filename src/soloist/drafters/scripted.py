@@ -17,7 +17,10 @@ FORMAT = '{"script": [ids...]}'
 
 
 class ScriptedDrafter:
-    """At output index i it proposes script[i : i + width]; behind the script's end its last token, again and again."""
+    """At output index i it proposes script[i : i + width]; behind the script's end its last token, again and again.
+
+    The script lies in memory of a fixed place and size, so that another one can be loaded between requests.
+    """
 
     name = "scripted"
     taps: tuple[int, ...] = ()
@@ -29,7 +32,15 @@ class ScriptedDrafter:
         self.script, self.width = script, width
 
     def bind(self, model: Decoder, sequence: Sequence, bufs: Buffers) -> None:
-        self._ids = torch.tensor(self.script, dtype=torch.int64, device=bufs.anchor.device)
+        self._ids = torch.zeros(len(bufs.history), dtype=torch.int64, device=bufs.anchor.device)
+        self.load(self.script)
+
+    def load(self, script: tuple[int, ...] | list[int]) -> None:
+        """Propose from this script from now on; what lies beyond the context can never be proposed."""
+        assert script, "a script holds at least one id"
+        kept = torch.tensor(script[: len(self._ids)], dtype=torch.int64)
+        self._ids[: len(kept)].copy_(kept)
+        self._ids[len(kept) :].fill_(script[-1])
 
     def reset(self) -> None:
         pass
@@ -39,7 +50,7 @@ class ScriptedDrafter:
 
     def propose(self, bufs: Buffers, window: Window, draw: Draw) -> torch.Tensor:
         places = bufs.emitted + torch.arange(window.width, device=bufs.emitted.device)
-        return self._ids[places.clamp_max(len(self.script) - 1)]
+        return self._ids[places.clamp_max(len(self._ids) - 1)]
 
 
 def read_script(path: Path, vocab_size: int, width: int) -> ScriptedDrafter:
