@@ -87,14 +87,36 @@ def gather(cache: torch.Tensor, table: torch.Tensor | None, S: int) -> torch.Ten
     return ordered.transpose(0, 1).flatten(1, 2)[:, :S]
 
 
+PREFILL_ROWS = 64
+"""Rows of a prefill that are computed together on a CPU, from a multiple of this position on."""
+
+
 def prefill_attention(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int, scale: float
 ) -> torch.Tensor:
     """The same for a long window whose place the host knows.
 
+    On a CPU it runs in blocks that begin at multiples of PREFILL_ROWS and see no key beyond their own: the library
+    chooses its own blocks, and so the order of its sums, by the number of rows, and a window that is cut at such a
+    multiple would otherwise get other bits than a whole one.
+
     Args: q [T, H, Dk]; keys [G, S, Dk] and values [G, S, Dv] of the positions 0 .. S - 1, S = start + T.
     Returns: [T, H, Dv].
     """
+    if q.device.type != "cpu":
+        return _attention(q, keys, values, start, scale)
+    S = start + q.shape[0]
+    starts = [start, *range(start - start % PREFILL_ROWS + PREFILL_ROWS, S, PREFILL_ROWS)]
+    blocks = [
+        _attention(q[first - start : end - start], keys[:, :end], values[:, :end], first, scale)
+        for first, end in zip(starts, [*starts[1:], S], strict=True)
+    ]
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+
+
+def _attention(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int, scale: float
+) -> torch.Tensor:
     q, keys, values = q.transpose(0, 1)[None], keys[None], values[None]
     T, S = q.shape[2], keys.shape[2]
     visible = None
