@@ -169,6 +169,28 @@ def test_without_a_count_there_is_no_rate() -> None:
     assert metrics(record, "ttft_ms", "e2e_ms") == [100.0, 121.0]
 
 
+@pytest.mark.parametrize(
+    ("chunks", "finish", "by_tokenizer", "source"),
+    [
+        (128, "length", None, "chunks = limit"),
+        (128, "stop", None, None),
+        (127, "length", None, None),
+        (40, "stop", 40, "chunks = tokenizer"),
+        (40, "stop", 80, None),
+    ],
+)  # fmt: skip
+def test_chunks_are_tokens_only_where_a_second_witness_agrees(
+    chunks: int, finish: str, by_tokenizer: int | None, source: str | None
+) -> None:
+    events = [(100.0 + t, sse(text_chunk("ab"))) for t in range(chunks)]
+    server = FakeServer(streamed([*events, (300.0, sse(text_chunk("", finish=finish))), (300.0, DONE)]))
+    count = None if by_tokenizer is None else lambda text: by_tokenizer
+    target = HttpTarget("http://fake:1", connect=server.connect, clock=server.clock, count_text=count)
+    record = record_events(target.serve(PROMPT, GREEDY), PLACE).record
+    assert record.count_source == source and record.output_tokens == (chunks if source else None)
+    assert metrics(record, "tpot_ms") == [1.0 if source else None]
+
+
 def test_an_early_end_reports_the_tokens_that_came() -> None:
     events = [(100.0 + t, sse(text_chunk("ab"))) for t in range(9)]
     end = [(110.0, sse(text_chunk("", finish="stop"))), (111.0, sse(usage_chunk(3, 10))), (111.0, DONE)]

@@ -63,7 +63,8 @@ def connect(host: str, port: int, secure: bool, timeout_s: float) -> Connection:
 class HttpTarget:
     """Args: url: `http://host:port`, with or without `/v1`; model: its name there, None = the first one it lists.
 
-    timeout_s: longest silence. connect, clock (seconds): as above and perf_counter, or a test's.
+    count_text: tokens of a text by the model's tokenizer, a second witness where the server counts nothing. timeout_s:
+    longest silence. connect, clock (seconds): as above and perf_counter, or a test's.
     Raises: UserError if nobody answers there, or the server does not have the model.
     """
 
@@ -75,6 +76,7 @@ class HttpTarget:
         model: str | None = None,
         *,
         api_key: str | None = None,
+        count_text: Callable[[str], int] | None = None,
         timeout_s: float = 600.0,
         connect: Callable[[str, int, bool, float], Connection] = connect,
         clock: Callable[[], float] = time.perf_counter,
@@ -90,6 +92,7 @@ class HttpTarget:
         self._port = port or (443 if self._secure else 80)
         self._path = parts.path.rstrip("/").removesuffix("/v1")
         self._api_key, self._timeout_s, self._connect, self._clock = api_key, timeout_s, connect, clock
+        self._count_text = count_text
         self._dialect: tuple[str, str] | None = None
         self.model = self._find_model(model)
 
@@ -121,7 +124,7 @@ class HttpTarget:
                 continue
             if status == 200 and error is None:
                 self._dialect = (kind, counting)
-                return read_answer(packets)
+                return read_answer(packets, sampling.get("max_tokens"), self._count_text)
             return _failed(packets, error or f"the server answered {status}: {_message(packets)}")
         return _failed([], f"the server refused the request: {'; '.join(refusals)}")
 

@@ -6,6 +6,7 @@ packet completes carry its time; a client cannot know better. Tokens are counted
     token ids     `token_ids` of a choice (return_token_ids)
     usage         `usage` in every chunk (continuous_usage_stats), or once at the end
     timings       `predicted_n` in every chunk (timings_per_token of llama-server), with its clock and its drafts
+    agreement     one token a chunk, where a second witness says so
 
 Sources: OpenAI API reference (streaming of both endpoints); vLLM, SGLang and llama-server documentation of the fields above.
 """
@@ -13,7 +14,7 @@ Sources: OpenAI API reference (streaming of both endpoints); vLLM, SGLang and ll
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,9 +38,14 @@ def messages(packets: Sequence[Packet]) -> Iterator[tuple[float, str]]:
         yield packets[-1][0], rest.removeprefix(b"data:").strip().decode("utf-8", "replace")
 
 
-def read_answer(packets: Sequence[Packet]) -> list[Event]:
-    """The events of a whole answer; the last carries the ending, with `error` where the answer is not complete."""
-    answer = _Answer()
+def read_answer(
+    packets: Sequence[Packet], max_tokens: int | None = None, count_text: Callable[[str], int] | None = None
+) -> list[Event]:
+    """The events of a whole answer; the last carries the ending, with `error` where the answer is not complete.
+
+    max_tokens, count_text (tokens of a text, by the model's tokenizer): see `_agreed`.
+    """
+    answer = _Answer(max_tokens=max_tokens, count_text=count_text)
     for t_ms, data in messages(packets):
         answer.end_ms = t_ms
         if data == DONE:
@@ -54,6 +60,8 @@ def read_answer(packets: Sequence[Packet]) -> list[Event]:
 class _Answer:
     """What the server has said so far. tokens, drafted, accepted: its running counts."""
 
+    max_tokens: int | None = None
+    count_text: Callable[[str], int] | None = None
     events: list[Event] = field(default_factory=list)
     end_ms: float | None = None
     done: bool = False
@@ -130,6 +138,8 @@ class _Answer:
         total, source = self.tokens, None if self.tokens is None else "usage"
         if self.ids is not None and total in (None, self.ids):
             total, source = self.ids, "token ids"
+        if total is None and (agreed := self._agreed()):
+            total, source = len(self.events), agreed
         ending = Ending(
             finish_reason=self.finish_reason,
             prompt_tokens=None if self.usage is None else self.usage.get("prompt_tokens"),
@@ -139,6 +149,20 @@ class _Answer:
             error=self.error,
         )
         return [*spread_total(self.events, ending), Event(last_ms if self.end_ms is None else self.end_ms, ending=ending)]
+
+    def _agreed(self) -> str | None:
+        """Where a server gives no count: what agrees with the number of chunks, none of which holds less than a token.
+
+        That is the limit, if the answer ended at it, or the tokenizer's count of the text. Without such a second
+        witness there is no count: a chunk may hold several tokens.
+        """
+        chunks = len(self.events)
+        if self.error is not None or not chunks:
+            return None
+        if self.finish_reason == "length" and chunks == self.max_tokens:
+            return "chunks = limit"
+        text = "".join(event.text for event in self.events)
+        return "chunks = tokenizer" if self.count_text is not None and self.count_text(text) == chunks else None
 
 
 def texts(choice: dict[str, Any]) -> tuple[str, str]:
