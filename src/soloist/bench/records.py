@@ -61,7 +61,7 @@ class Variant:
     """One way to run: what differs between the columns of the table. The first variant of a card is the baseline.
 
     settings: further fields of EngineConfig. acceptance: one of ACCEPTANCES. accept_length: the wanted mean number of
-    tokens a round where acceptance is pinned.
+    tokens a round where acceptance is pinned. drafter_weights: hash of a drafter's own files, empty without any.
     """
 
     name: str
@@ -70,6 +70,7 @@ class Variant:
     acceptance: str = "off"
     accept_length: float | None = None
     settings: dict[str, Any] = field(default_factory=dict)
+    drafter_weights: str = ""
 
     @property
     def synthetic(self) -> bool:

@@ -1,0 +1,137 @@
+"""From the records of a run to its summaries and verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from soloist.bench.metrics import BLOCK_METRICS, METRICS, RATIO_METRICS, REQUEST_METRICS, acceptance_places, tpot_ms
+from soloist.bench.records import Card, RequestRecord, Summary, Variant, Verdict
+from soloist.bench.stats import MIN_PAIRS, distribution, mean_interval, ratio, sign_flip_p, trend_percent
+
+ALPHA = 0.05
+HEADLINE = "tpot_ms"
+
+Limit = Callable[[float], float]
+"""Context -> milliseconds that the bytes of a plain token take."""
+
+
+def summarise_run(card: Card, requests: Sequence[RequestRecord], limit: Limit | None = None) -> tuple[Summary, ...]:
+    """One summary for every workload and variant that ran."""
+    found = []
+    for workload in card.workloads:
+        for variant in card.variants:
+            own = [r for r in requests if (r.workload, r.variant) == (workload.name, variant.name)]
+            if own:
+                found.append(summarise(own, variant, limit))
+    return tuple(found)
+
+
+def summarise(requests: Sequence[RequestRecord], variant: Variant, limit: Limit | None = None) -> Summary:
+    """Of the requests of one variant on one workload; failed ones are counted and left out."""
+    good = [r for r in requests if r.error is None]
+    samples = {m.name: [[v] for r in good if (v := m.of(r)) is not None] for m in REQUEST_METRICS}
+    samples |= {m.name: [m.of(r) for r in good] for m in BLOCK_METRICS}
+    distributions = {name: found for name, groups in samples.items() if (found := distribution(groups)) is not None}
+    pairs = {m.name: [pair for r in good if (pair := m.of(r)) is not None] for m in RATIO_METRICS}
+    timed = [(r.at_s, ms) for r in good if (ms := tpot_ms(r)) is not None]
+    accepted, tried = _places(good)
+    return Summary(
+        variant=requests[0].variant,
+        workload=requests[0].workload,
+        requests=len(requests),
+        failed=len(requests) - len(good),
+        distributions=distributions,
+        ratios={name: quotient for name, each in pairs.items() if (quotient := ratio(each)) is not None},
+        rounds_by_tokens=_rounds_by_tokens(good),
+        accepted_at=accepted,
+        tried_at=tried,
+        drift_percent=trend_percent([at for at, _ in timed], [ms for _, ms in timed]),
+        share_of_limit=_share(good, limit) if variant.acceptance == "off" and limit is not None else None,
+        synthetic=variant.synthetic,
+    )
+
+
+def _share(requests: Iterable[RequestRecord], limit: Limit) -> float | None:
+    """Mean over requests, each at its own mean context."""
+    shares = []
+    for r in requests:
+        ms = tpot_ms(r)
+        if ms and r.prompt_tokens is not None and r.output_tokens is not None:
+            shares.append(limit(r.prompt_tokens + r.output_tokens / 2) / ms)
+    return sum(shares) / len(shares) if shares else None
+
+
+def _places(requests: Iterable[RequestRecord]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    accepted, tried = list[int](), list[int]()
+    for request in requests:
+        for place, (yes, all_) in enumerate(acceptance_places(request)):
+            if place == len(tried):
+                accepted.append(0)
+                tried.append(0)
+            accepted[place] += yes
+            tried[place] += all_
+    return tuple(accepted), tuple(tried)
+
+
+def _rounds_by_tokens(requests: Iterable[RequestRecord]) -> tuple[int, ...]:
+    counts = [block.n for r in requests for block in r.blocks[1:] if block.drafted is not None and block.n is not None]
+    return tuple(np.bincount(counts).tolist()) if counts else ()
+
+
+def verdicts_of(card: Card, requests: Sequence[RequestRecord]) -> tuple[Verdict, ...]:
+    """Every variant beside the card's first one, on every workload."""
+    baseline, *others = card.variants
+    found = []
+    for workload in card.workloads:
+        own = [r for r in requests if r.workload == workload.name]
+        for other in others:
+            first, second = ([r for r in own if r.variant == name] for name in (baseline.name, other.name))
+            if first and second:
+                found.append(judge(first, second))
+    return tuple(found)
+
+
+def judge(
+    baseline: Sequence[RequestRecord], variant: Sequence[RequestRecord], metric: str = HEADLINE, tolerance: float = 0.0
+) -> Verdict:
+    """Pair requests by prompt and repeat, and ask whether `metric` differs by more than the tolerance.
+
+    With at least MIN_PAIRS prompts the pairs of one prompt count once, by their mean: repeats of a prompt are alike, and
+    to count them apart would make the interval too narrow.
+    """
+    names = (baseline[0].variant, variant[0].variant, variant[0].workload, metric)
+    failed = [r for r in (*baseline, *variant) if r.text_same is False or r.error is not None]
+    if failed:
+        why = "a request failed" if any(r.error is not None for r in failed) else "the text differs"
+        return Verdict(*names, 0, None, None, None, None, f"failed: {why} ({len(failed)} requests)")
+    logs = _log_speedups(baseline, variant, metric)
+    if len(logs) < MIN_PAIRS:
+        speedup = float(np.exp(logs.mean())) if len(logs) else None
+        return Verdict(*names, len(logs), speedup, None, None, None, f"too few pairs: {len(logs)} of {MIN_PAIRS}")
+    low, high = mean_interval(logs)
+    p = sign_flip_p(logs)
+    bound = float(np.log1p(tolerance))
+    conclusion = "no difference found"
+    if p < ALPHA and low > bound:
+        conclusion = "faster"
+    elif p < ALPHA and high < -bound:
+        conclusion = "slower"
+    speedup, low, high = (float(np.exp(x)) for x in (logs.mean(), low, high))
+    return Verdict(*names, len(logs), speedup, low, high, p, conclusion)
+
+
+def _log_speedups(baseline: Sequence[RequestRecord], variant: Sequence[RequestRecord], metric: str) -> np.ndarray:
+    """log(baseline / variant) of every pair, or of every prompt; above 0 the variant is better."""
+    found = METRICS[metric]
+    sign = 1 if found.better == "less" else -1
+    mine = {(r.prompt, r.repeat): found.of(r) for r in baseline}
+    by_prompt: dict[int, list[float]] = {}
+    for r in variant:
+        a, b = mine.get((r.prompt, r.repeat)), found.of(r)
+        if isinstance(a, float | int) and isinstance(b, float | int) and a > 0 and b > 0:
+            by_prompt.setdefault(r.prompt, []).append(sign * float(np.log(a / b)))
+    if len(by_prompt) >= MIN_PAIRS:
+        return np.array([np.mean(each) for each in by_prompt.values()])
+    return np.array([log for each in by_prompt.values() for log in each])

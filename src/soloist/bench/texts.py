@@ -1,0 +1,131 @@
+"""Correctness in the same run: what plain decoding would have written, and whether state leaks between requests."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from soloist.bench.records import Card, Check, RequestRecord, Variant, Workload
+from soloist.bench.recording import Answer, Place, record_events
+from soloist.bench.target import Prompt, Target
+
+if TYPE_CHECKING:
+    from soloist.llm import LLM
+
+GATE_TOKENS, SAMPLED_REQUESTS = 64, 2
+"""Length of the greedy answer that is repeated after so many sampled requests."""
+LOGIT_TOKENS = 256
+"""Most tokens whose logits are looked at: all of them may not fit into memory at once."""
+ELSEWHERE = Place("", "", "", 0, 0, 0.0)
+
+
+class Reference:
+    """The texts that the answers must equal.
+
+    In process they come from plain decoding with the same engine settings: the plain variant's first answer where the
+    card has one, otherwise a request of its own, unmeasured. Behind a server they come from `reference`, a model loaded
+    here, if there is one, otherwise from the first answer to the same prompt, which finds only that a server differs
+    from itself.
+    """
+
+    def __init__(self, reference: LLM | None = None):
+        self._reference = reference
+        self._texts: dict[tuple[str, str, int], tuple[int, ...]] = {}
+
+    def judge(
+        self, answer: Answer, variant: Variant, plain: LLM | None, prompt: Prompt, sampling: Mapping[str, Any]
+    ) -> RequestRecord:
+        """The record, with text_same and first_difference where ids are known."""
+        record, ids = answer.record, answer.token_ids
+        if record.error is not None or ids is None or variant.settings.get("acceptance") == "rejection":
+            return record
+        settings = repr(sorted(variant.settings.items()))
+        key = (settings, record.workload, record.prompt)
+        if key not in self._texts:
+            self._texts[key] = self._expected(ids, variant, plain, prompt, sampling)
+        expected = self._texts[key]
+        same = ids == expected
+        pairs = enumerate(zip(ids, expected, strict=False))
+        shortest = min(len(ids), len(expected))
+        first = None if same else next((i for i, (a, b) in pairs if a != b), shortest)
+        record = dataclasses.replace(record, text_same=same, first_difference=first)
+        if self._reference is not None and not sampling.get("temperature") and not same:
+            return self._bounded(record, prompt, ids)
+        return record
+
+    def _expected(
+        self, ids: tuple[int, ...], variant: Variant, plain: LLM | None, prompt: Prompt, sampling: Mapping[str, Any]
+    ) -> tuple[int, ...]:
+        model = self._reference or plain
+        if model is None or (variant.acceptance == "off" and self._reference is None):
+            return ids
+        from soloist.config import SamplingParams
+
+        assert prompt.token_ids is not None, prompt.name
+        return tuple(model.generate(prompt.token_ids, SamplingParams(**sampling)).token_ids)
+
+    def _bounded(self, record: RequestRecord, prompt: Prompt, ids: tuple[int, ...]) -> RequestRecord:
+        """A foreign engine rounds otherwise: near ties may fall otherwise, and the text after them is another.
+
+        It passes if no token that it chose is further below the likeliest one than REGRET.
+        """
+        assert self._reference is not None and prompt.token_ids is not None
+        found = regret(self._reference, prompt.token_ids, ids)
+        return dataclasses.replace(record, regret=found, text_same=found <= REGRET)
+
+
+REGRET = 0.1
+"""Nats. bfloat16 rounds logits of 16 to 32 to 0.125, and a wrong kernel is off by whole nats."""
+
+
+def regret(llm: LLM, prompt: Sequence[int], output: Sequence[int]) -> float:
+    """Of greedy decoding: how far, at worst, an emitted token lies below the likeliest one, in nats, by our logits."""
+    logits = llm.logits([*prompt, *output])[len(prompt) - 1 : -1]
+    own = logits.gather(1, logits.new_tensor(list(output)).long()[:, None])[:, 0]
+    return float((logits.amax(1) - own).max())
+
+
+def greedy_after_sampled(
+    target: Target, variant: Variant, workload: Workload, prompt: Prompt, sampling: Mapping[str, Any]
+) -> Check:
+    """Greedy, then sampled requests, then greedy again: the two greedy answers must be one."""
+    greedy = {**sampling, "temperature": 0.0, "max_tokens": min(GATE_TOKENS, workload.output_tokens)}
+    answers = [record_events(target.serve(prompt, greedy), ELSEWHERE)]
+    for seed in range(1, SAMPLED_REQUESTS + 1):
+        record_events(target.serve(prompt, {**greedy, "temperature": 1.0, "seed": seed}), ELSEWHERE)
+    answers.append(record_events(target.serve(prompt, greedy), ELSEWHERE))
+    first, last = ((a.token_ids, a.text) for a in answers)
+    broken = next((a.record.error for a in answers if a.record.error), None)
+    name = "greedy text is the same after sampled requests"
+    return Check(name, variant.name, workload.name, None if broken else first == last, broken or "")
+
+
+def finite_logits(llm: LLM, variant: Variant, workload: Workload, prompt: Prompt) -> Check:
+    """Of the prompt's beginning and what the model writes after it."""
+    from soloist.config import SamplingParams
+
+    room = min(llm.plan.context_length, LOGIT_TOKENS)
+    ids = list(prompt.token_ids or ())[: max(room // 2, 1)]
+    ids += llm.generate(ids, SamplingParams(temperature=0.0, max_tokens=max(room - len(ids), 1))).token_ids
+    logits = llm.logits(ids[:room])
+    return Check("logits are finite", variant.name, workload.name, bool(logits.isfinite().all()), f"{len(ids)} tokens")
+
+
+def text_checks(card: Card, requests: Sequence[RequestRecord], reference: bool) -> list[Check]:
+    """One for every variant and workload, from the records. reference: whether a server's text was compared with ours."""
+    of_itself = card.target == "http" and not reference
+    name = "the server repeats itself" if of_itself else "text is that of plain decoding"
+    found = []
+    for workload in card.workloads:
+        for variant in card.variants:
+            own = [r for r in requests if (r.workload, r.variant) == (workload.name, variant.name)]
+            judged = [r for r in own if r.text_same is not None]
+            wrong = [r for r in judged if not r.text_same]
+            detail = f"{len(judged) - len(wrong)} of {len(judged)} answers"
+            if wrong:
+                worst = wrong[0]
+                detail += f"; prompt {worst.prompt} differs from token {worst.first_difference} on"
+            if own:
+                found.append(Check(name, variant.name, workload.name, not wrong if judged else None, detail))
+    return found
