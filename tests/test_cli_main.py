@@ -27,10 +27,15 @@ SAMPLING_FLAGS = (
 ).split()
 ALWAYS = ["--help", "--json", "-h"]
 PROMPT_FLAGS = ["--chat", "--prompt", "--prompt-file", "--prompt-ids", "--raw", "--system", "-p"]
+SERVER_FLAGS = (
+    "--api-key --cors-origin --drain-timeout --host --log-text --max-queue --max-request-bytes --no-log-text --port "
+    "--request-timeout --served-name"
+).split()
 FROZEN = {
     "generate": [*ALWAYS, *ENGINE_FLAGS, *SAMPLING_FLAGS, *PROMPT_FLAGS, "--compare"],
     "chat": [*ALWAYS, *ENGINE_FLAGS, *SAMPLING_FLAGS, "--system"],
     "explain": [*ALWAYS, *ENGINE_FLAGS],
+    "serve": ["--help", "-h", *ENGINE_FLAGS, *SERVER_FLAGS],
     "doctor": [*ALWAYS, "--model", "-m"],
     "version": ALWAYS,
 }

@@ -24,7 +24,7 @@ LEVELS = {
     "llm": 8,
     "server": 9, "cli": 9, "bench": 9, "testing": 9, "train": 9, "__main__": 9, "__init__": 9,
 }  # fmt: skip
-CORE = [name for name in LEVELS if name not in ("testing", "train", "bench", "persistent")]
+CORE = [name for name in LEVELS if name not in ("testing", "train", "bench", "persistent", "server")]
 
 
 def unit(path: Path) -> str:

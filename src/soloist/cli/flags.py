@@ -11,7 +11,7 @@ import typing
 from collections.abc import Callable
 from difflib import get_close_matches
 from types import NoneType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from soloist.config import DRAFTERS, EngineConfig, SamplingParams
 from soloist.errors import UserError
@@ -55,9 +55,6 @@ NEEDS_TEMPERATURE = ("top_p", "top_k", "min_p", "seed")
 SHORT = {"model": ("-m",), "max_tokens": ("-n",)}
 """What fingers know from other engines."""
 
-Config = TypeVar("Config", EngineConfig, SamplingParams)
-
-
 class Parser(argparse.ArgumentParser):
     """argparse whose complaints are one line, raised as UserError, and whose description keeps its paragraphs."""
 
@@ -84,20 +81,20 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
-    _add(parser.add_argument_group("engine"), EngineConfig, ENGINE_HELP, {})
+    add_fields(parser.add_argument_group("engine"), EngineConfig, ENGINE_HELP, {})
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser, defaults: dict[str, Any] = CLI_SAMPLING) -> None:
     """Flags of the request. `defaults` differ from the API's where a command line is better served; see `sampling`."""
     parser.set_defaults(sampling_defaults=defaults)
-    _add(parser.add_argument_group("sampling"), SamplingParams, SAMPLING_HELP, defaults)
+    add_fields(parser.add_argument_group("sampling"), SamplingParams, SAMPLING_HELP, defaults)
 
 
 def add_json_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
 
 
-def given(args: argparse.Namespace, config: type[Config]) -> dict[str, Any]:
+def given(args: argparse.Namespace, config: type) -> dict[str, Any]:
     """The fields of `config` that the user set, by name."""
     return {f.name: getattr(args, f.name) for f in dataclasses.fields(config) if hasattr(args, f.name)}
 
@@ -122,7 +119,7 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _add(group: Any, config: type, helps: dict[str, str], defaults: dict[str, Any]) -> None:
+def add_fields(group: Any, config: type, helps: dict[str, str], defaults: dict[str, Any]) -> None:
     """One flag a field. An absent flag leaves no attribute, so that `given` sees only what the user said."""
     types = typing.get_type_hints(config)
     for field in dataclasses.fields(config):
@@ -191,6 +188,7 @@ _READERS: list[tuple[set[Any], dict[str, Any]]] = [
         {typing.get_type_hints(SamplingParams)["stop"].__args__[0], str},
         {"action": "append", "metavar": "TEXT"},
     ),
+    ({tuple[str, ...]}, {"action": "append", "metavar": "TEXT"}),
     ({typing.get_type_hints(SamplingParams)["stop_token_ids"]}, {"type": token_ids, "metavar": "IDS"}),
     ({dict[int, float]}, {"type": _checked(_read_bias, "ID:BIAS,ID:BIAS"), "metavar": "PAIRS"}),
     ({dict[str, Any]}, {"type": _checked(json.loads, "JSON"), "metavar": "JSON"}),
