@@ -111,7 +111,7 @@ class App:
 
     def _answer_preflight(self, exchange: Exchange) -> bool:
         """Let pages of the allowed origins read the answers. True: it was a browser's question whether they may."""
-        origin, allowed = exchange.asked.get("origin"), self._settings.cors_origins
+        origin, allowed = exchange.asked.get("origin"), self._settings.cors_origin
         if origin is None or not ("*" in allowed or origin in allowed):
             return False
         exchange.headers += [
@@ -129,7 +129,7 @@ class App:
         return True
 
     def _check_key(self, exchange: Exchange) -> None:
-        keys = self._settings.api_keys
+        keys = self._settings.api_key
         if not keys or exchange.path in OPEN:
             return
         given = exchange.asked.get("authorization", "").removeprefix("Bearer ").encode()

@@ -9,9 +9,12 @@ from dataclasses import dataclass, field
 import msgspec
 
 from soloist.errors import UserError
+from soloist.server.wire import ChatRequest, CompletionRequest
 
 KINDS = {401: "authentication_error", 404: "not_found_error", 500: "server_error", 503: "overloaded_error",
          504: "timeout_error"}  # fmt: skip
+_FIELDS = {*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__}
+
 NO_RETRY = {"x-should-retry": "false"}
 """OpenAI's clients repeat a request that failed with 409 or 5xx, unless they are told that it is no use."""
 
@@ -38,7 +41,7 @@ def of_user_error(error: UserError, fields: Mapping[str, str]) -> Fault:
     message = str(error)
     found = re.match(r"(?:the )?([a-z_]+)", message)
     word = found[1] if found else ""
-    return Fault(400, message, param=fields.get(word, word if "_" in word or f"{word}=" in message else None))
+    return Fault(400, message, param=fields.get(word, word if word in _FIELDS else None))
 
 
 def of_decode_error(error: msgspec.DecodeError) -> Fault:
@@ -46,7 +49,7 @@ def of_decode_error(error: msgspec.DecodeError) -> Fault:
     message = str(error)
     unknown = re.search(r"unknown field `([^`]*)`", message)
     missing = re.search(r"required field `([^`]*)`", message)
-    path = re.search(r"at `(?:key in )?\$([^`]*)`", message)
+    path = re.search(r"`\$([^`]*)`", message)
     place = (path[1] if path else "").lstrip(".")
     named = (unknown or missing or ("", ""))[1]
     param = ".".join(part for part in (place, named) if part) or None

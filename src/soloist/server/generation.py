@@ -63,7 +63,8 @@ class Generation:
         try:
             await (self._stream if request.stream else self._answer)(request, work, voices, head)
         finally:
-            timer and timer.cancel()
+            if timer is not None:
+                timer.cancel()
             self._book(request, work)
 
     def _start_timer(self) -> asyncio.TimerHandle | None:

@@ -44,7 +44,8 @@ class Job:
     """A request on its way through the slot. Everything but `cancelled` belongs to the event loop's thread.
 
     streams: one for each choice, run in turn; streamed: whether all rounds are wanted or only the last of each choice.
-    reason: why it was cancelled, None where it was not. started: perf_counter at its turn.
+    reason: why it was cancelled, None where it was not. arrived, queued, started: perf_counter when its request came, when
+    it joined the queue, and at its turn.
     """
 
     id: str
@@ -52,6 +53,7 @@ class Job:
     streams: list[Iterator[StreamEvent]] = field(default_factory=list)
     streamed: bool = False
     arrived: float = field(default_factory=time.perf_counter)
+    queued: float | None = None
     started: float | None = None
     reason: Reason | None = None
     future: Future[None] | None = None
@@ -68,7 +70,9 @@ class Job:
 
     @property
     def queue_ms(self) -> float:
-        return ((self.started or time.perf_counter()) - self.arrived) * 1e3
+        if self.queued is None:
+            return 0.0
+        return ((self.started or time.perf_counter()) - self.queued) * 1e3
 
     def put(self, one: Round) -> None:
         self._inbox.put_nowait(one)
@@ -95,11 +99,16 @@ class Worker:
     @property
     def llm(self) -> LLM:
         """The model.   Raises: Fault while there is none to be had."""
+        self.check_ready()
+        assert self._llm is not None
+        return self._llm
+
+    def check_ready(self) -> None:
+        """Raises: Fault 503 unless requests are taken."""
         if self.state == "draining":
             raise cut_off("shutdown")
-        if self._llm is None or self.state == "failed":
+        if self.state != "ready":
             raise Fault(503, f"the server is {self.state}", code=self.state, headers={"retry-after": "5"})
-        return self._llm
 
     @property
     def running(self) -> int:
@@ -124,7 +133,7 @@ class Worker:
 
     def submit(self, job: Job) -> None:
         """Take a job into the queue.   Raises: Fault where there is no room, or one with that id is there."""
-        self.llm
+        self.check_ready()
         if job.id in self.jobs:
             raise Fault(409, f"a request with the id {job.id!r} is not finished yet", code="duplicate_id", headers=NO_RETRY)
         if len(self.jobs) > self._max_waiting:
@@ -132,6 +141,7 @@ class Worker:
             text = f"{len(self.jobs) - 1} requests wait behind the running one, and no more may; try again in {wait} s"
             raise Fault(503, text, code="queue_full", headers={"retry-after": str(max(1, min(wait, 60)))})
         self.jobs[job.id] = job
+        job.queued = time.perf_counter()
         job.future = self._thread.submit(self._serve, job)
         job.future.add_done_callback(lambda future: self._loop.call_soon_threadsafe(self._ended, job, future))
 
