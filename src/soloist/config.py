@@ -158,6 +158,8 @@ class EngineConfig:
     context_length: int | None = None
     prefill_chunk: int = 512
     threads: int | None = None
+    tensor_parallel: int = 1
+    tp_rank_of: int | None = None
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -173,6 +175,19 @@ class EngineConfig:
         _whole("prefill_chunk", self.prefill_chunk, 1, 1 << 20)
         if self.threads is not None:
             _whole("threads", self.threads, 1, 4096)
+        self._check_ranks()
+
+    def _check_ranks(self) -> None:
+        _whole("tensor_parallel", self.tensor_parallel, 1, 64)
+        if self.tp_rank_of is not None:
+            _whole("tp_rank_of", self.tp_rank_of, 2, 64)
+            if self.tensor_parallel > 1:
+                raise UserError(f"tp_rank_of={self.tp_rank_of} runs one rank alone; leave out tensor_parallel")
+        if self.tensor_parallel > 1 and ":" in self.device:
+            raise UserError(
+                f"device={self.device!r} names one GPU, tensor_parallel={self.tensor_parallel} takes one for each rank; "
+                "give device=cuda, and choose GPUs with CUDA_VISIBLE_DEVICES"
+            )
 
     def _check_drafting(self) -> None:
         if self.draft_width != "auto":
@@ -195,7 +210,10 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything `resolve` decided, with nothing left to choose. Printed by `explain`, stored in benchmark files."""
+    """Everything `resolve` decided, with nothing left to choose. Printed by `explain`, stored in benchmark files.
+
+    Bytes and parameters are one rank's. ranks: how many run the model, or which one runs alone for measuring.
+    """
 
     model: str
     architecture: str
@@ -214,6 +232,7 @@ class Plan:
     window: int
     page_size: int
     state_bytes: int
+    ranks: str = "1"
 
 
 def engine_fields() -> tuple[dataclasses.Field[Any], ...]:
@@ -225,6 +244,36 @@ def environment_threads() -> int | None:
     """OMP_NUM_THREADS where it is set to a positive number, otherwise None."""
     value = os.environ.get("OMP_NUM_THREADS", "")
     return int(value) if value.isdigit() and int(value) > 0 else None
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """Which process of a group this is. local_rank: its number on its machine; leader: where rank 0 listens, as
+    host:port:token, if it started this process; master: rank 0's address, from torchrun.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    leader: str | None = None
+    master: str = "127.0.0.1"
+
+
+def rank_place() -> RankPlace | None:
+    """From the variables that torchrun, or our rank 0, sets for every process; None without them."""
+    found = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
+    if not all(value.isdigit() for value in found):
+        return None
+    rank, size, local = map(int, found)
+    return RankPlace(rank, size, local, os.environ.get("SOLOIST_LEADER"), os.environ.get("MASTER_ADDR", "127.0.0.1"))
+
+
+def child_environment(place: RankPlace) -> dict[str, str]:
+    """Our environment, for a process that takes that place and finds this package where we found it."""
+    package = str(Path(__file__).parents[1])
+    paths = [package, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    ours = {"RANK": place.rank, "WORLD_SIZE": place.size, "LOCAL_RANK": place.local_rank, "SOLOIST_LEADER": place.leader}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)} | {name: str(value) for name, value in ours.items()}
 
 
 def environment_api_keys() -> tuple[str, ...]:

@@ -8,3 +8,7 @@ class UserError(ValueError):
 
     The command line prints it and exits with code 2; the Python API raises it; the engine stays usable.
     """
+
+
+class RankLost(RuntimeError):
+    """A process of a tensor-parallel group is gone, and with it the model. The message names it; start anew."""

@@ -28,6 +28,8 @@ ENGINE_HELP = {
     "context_length": "tokens of prompt and answer together, none = all the model's positions",
     "prefill_chunk": "prompt tokens computed at once",
     "threads": "CPU threads, none = OMP_NUM_THREADS where set, otherwise one for each core",
+    "tensor_parallel": "processes that share the model, one for each GPU; under torchrun as many as it started",
+    "tp_rank_of": "run rank 0 of this many alone and leave communication out, to measure it; its text means nothing",
 }
 SAMPLING_HELP = {
     "temperature": "0 takes the likeliest token (greedy); above 0 draws from the distribution",

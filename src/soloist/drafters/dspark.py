@@ -57,7 +57,7 @@ class DsparkDrafter:
 
     def propose(self, bufs: Buffers, window: Window, draw: Draw) -> torch.Tensor:
         ids = torch.cat((bufs.anchor, self._masks))
-        hidden = self.model.block(self._target.embed.weight.index_select(0, ids), window, self._caches)
+        hidden = self.model.block(self._target.embed(ids), window, self._caches)
         first = 0 if self.model.config.anchor_first else 1
         hidden = hidden[first : first + window.width]
         logits = self._target.logits(hidden) if self.model.head is None else self.model.head(hidden).float()

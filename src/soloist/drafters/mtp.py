@@ -56,7 +56,7 @@ class MtpDrafter:
     def _forward(self, following: torch.Tensor, hidden: torch.Tensor, window: Window) -> torch.Tensor:
         model, rope = self._model, self.layer.rope
         rotation = None if rope is None else model.rotaries[rope].tables(window.positions, window.base_length)
-        embedding = model.embed.weight.index_select(0, following)
+        embedding = model.embed(following)
         out: torch.Tensor = self.layer(embedding, hidden, window, self._caches, rotation)
         return out
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from soloist.config import MlpConfig, MoeConfig
+from soloist.dist.share import Share, whole
 from soloist.layers.linear import Linear, Slotted, Vector, parameter
 from soloist.ops.linear import linear
 from soloist.ops.moe_experts import moe_experts
@@ -13,7 +14,7 @@ from soloist.ops.swiglu import swiglu
 
 
 class Mlp(torch.nn.Module):
-    """down(SiLU(gate x) * up x)."""
+    """down(SiLU(gate x) * up x). Of a shared width a rank computes a summand; `forward` returns the sum."""
 
     def __init__(self, config: MlpConfig, hidden_size: int, dtype: torch.dtype):
         super().__init__()
@@ -24,21 +25,44 @@ class Mlp(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(swiglu(self.gate_up(x), self.limit))
 
+    def summand(self, x: torch.Tensor) -> torch.Tensor:
+        """What this rank has to add; without the bias of `down`, which no shared expert has."""
+        return linear(swiglu(self.gate_up(x), self.limit), self.down.operand)
+
 
 class Experts(Slotted):
-    """Stacked experts: gate_up [E, 2F, D] and down [E, D, F]; slots gate.<e>, up.<e>, down.<e>."""
+    """Stacked experts: gate_up [E, 2F, D] and down [E, D, F]; slots gate.<e>, up.<e>, down.<e>, numbered as stored."""
 
     def __init__(self, num_experts: int, width: int, hidden_size: int, dtype: torch.dtype):
         super().__init__()
+        self.num_experts, self.width, self.hidden_size = num_experts, width, hidden_size
         self.gate_up = parameter(num_experts, 2 * width, hidden_size, dtype=dtype)
         self.down = parameter(num_experts, hidden_size, width, dtype=dtype)
 
     def slots(self) -> dict[str, torch.Tensor]:
         found: dict[str, torch.Tensor] = {}
-        for e, (both, down) in enumerate(zip(self.gate_up, self.down, strict=True)):
+        for e, (both, down) in enumerate(zip(self.gate_up, self.down, strict=True), self.first):
             found[f"gate.{e}"], found[f"up.{e}"] = both.chunk(2)
             found[f"down.{e}"] = down
         return found
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        up, down = (self.width, self.hidden_size), (self.hidden_size, self.width)
+        kinds = {"gate": up, "up": up, "down": down}
+        return {f"{kind}.{e}": shape for e in range(whole(self.num_experts)) for kind, shape in kinds.items()}
+
+    @property
+    def first(self) -> int:
+        """Number of the first expert that is here."""
+        return self.num_experts.start if isinstance(self.num_experts, Share) else 0
+
+    def held(self, weights: torch.Tensor, experts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weights and numbers [T, A] of the chosen experts as they are stacked here; one of another rank weighs 0."""
+        if not isinstance(self.num_experts, Share):
+            return weights, experts
+        places = experts - self.first
+        here = (places >= 0) & (places < int(self.num_experts))
+        return weights.where(here, 0.0), places.clamp(0, int(self.num_experts) - 1)
 
 
 class Moe(torch.nn.Module):
@@ -47,9 +71,10 @@ class Moe(torch.nn.Module):
     def __init__(self, config: MoeConfig, hidden_size: int, dtype: torch.dtype):
         super().__init__()
         self.config = config
-        self.router = Vector(config.num_experts, hidden_size, dtype=torch.float32)
+        num_experts = whole(config.num_experts)
+        self.router = Vector(num_experts, hidden_size, dtype=torch.float32)
         if config.selection_bias:
-            self.selection_bias = Vector(config.num_experts, dtype=torch.float32)
+            self.selection_bias = Vector(num_experts, dtype=torch.float32)
         self.experts = Experts(config.num_experts, config.width, hidden_size, dtype)
         if config.shared is not None:
             self.shared = Mlp(config.shared, hidden_size, dtype)
@@ -61,8 +86,16 @@ class Moe(torch.nn.Module):
         weights, experts = route(
             logits, bias, c.top_k, c.num_groups, c.top_groups, c.score, c.normalise, c.scaling
         )
+        weights, experts = self.experts.held(weights, experts)
         out = moe_experts(x, weights, experts, self.experts.gate_up, self.experts.down, c.limit)
-        return out if c.shared is None else out + self.shared(x)
+        return self._whole(out if c.shared is None else out + self.shared.summand(x))
+
+    def _whole(self, summand: torch.Tensor) -> torch.Tensor:
+        """One sum over the ranks for routed experts and shared one together."""
+        for size in (self.config.width, self.config.num_experts):
+            if isinstance(size, Share):
+                return size.group.all_reduce(summand)
+        return summand
 
 
 def build_feed_forward(config: MlpConfig | MoeConfig, hidden_size: int, dtype: torch.dtype) -> Mlp | Moe:

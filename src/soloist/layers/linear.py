@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import nn
 
+from soloist.dist.share import Share
 from soloist.ops.linear import PackedWeight, Weight, linear, pack
 
 
@@ -31,10 +32,17 @@ class Prepared(Protocol):
 
 
 class Slotted(nn.Module):
-    """A module that a checkpoint fills slot by slot: `slots()` names the views to copy into."""
+    """A module that a checkpoint fills slot by slot: `slots()` names the views to copy into, `shapes()` their shapes.
+
+    A size in a shape may be a rank's Share: of the stored tensor the slot then takes that part. A slot that has a shape
+    and no view is filled by another rank.
+    """
 
     def slots(self) -> dict[str, torch.Tensor]:
         raise NotImplementedError(type(self).__name__)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(view.shape) for name, view in self.slots().items()}
 
 
 class Vector(Slotted):
@@ -42,18 +50,26 @@ class Vector(Slotted):
 
     def __init__(self, *shape: int, dtype: torch.dtype):
         super().__init__()
+        self.shape = shape
         self.weight = parameter(*shape, dtype=dtype)
 
     def slots(self) -> dict[str, torch.Tensor]:
         return {"weight": self.weight}
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"weight": self.shape}
+
 
 class Linear(Slotted):
-    """y = x W^T (+ b) for matrices stacked along the output: slots `<part>` and `<part>.bias`."""
+    """y = x W^T (+ b) for matrices stacked along the output: slots `<part>` and `<part>.bias`.
+
+    Parts that are shares make a rank's part of y. With a shared input every rank has a summand of y: `forward` returns
+    the sum, and whoever multiplies with `operand` passes the product through `whole`.
+    """
 
     def __init__(self, in_features: int, parts: Mapping[str, int], dtype: torch.dtype, bias: bool = False):
         super().__init__()
-        self.parts = dict(parts)
+        self.parts, self.in_features = dict(parts), in_features
         out_features = sum(parts.values())
         self.weight: nn.Parameter | None = parameter(out_features, in_features, dtype=dtype)
         self.bias = parameter(out_features, dtype=dtype) if bias else None
@@ -68,6 +84,12 @@ class Linear(Slotted):
             if self.bias is not None:
                 found[f"{part}.bias"] = self.bias[first : first + size]
             first += size
+        return found
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        found: dict[str, tuple[int, ...]] = {part: (size, self.in_features) for part, size in self.parts.items()}
+        if self.bias is not None:
+            found |= {f"{part}.bias": (size,) for part, size in self.parts.items()}
         return found
 
     def prepare(self) -> None:
@@ -86,7 +108,16 @@ class Linear(Slotted):
         return self.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if isinstance(self.in_features, Share):
+            return self.whole(linear(x, self.operand))
         return linear(x, self.operand, self.bias)
+
+    def whole(self, y: torch.Tensor) -> torch.Tensor:
+        """The sum of all ranks' products [T, N], without bias, and the bias once. Changes nothing for one rank."""
+        if not isinstance(self.in_features, Share):
+            return y
+        y = self.in_features.group.all_reduce(y)
+        return y if self.bias is None else y + self.bias
 
     def split(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The outputs of the parts: [T, size] each."""

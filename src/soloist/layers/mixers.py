@@ -112,6 +112,9 @@ class KvUp(Slotted):
     def slots(self) -> dict[str, torch.Tensor]:
         return {"weight": self.weight.view(-1, self.shape[2])}
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"weight": (self.shape[0] * self.shape[1], self.shape[2])}
+
     def prepare(self) -> None:
         """Transpose the key half once. Call after loading."""
         self._key = self.weight[:, : self.nope_dim].transpose(1, 2).contiguous()
@@ -158,10 +161,14 @@ class ConvTaps(Slotted):
 
     def __init__(self, channels: int, width: int):
         super().__init__()
+        self.channels, self.width = channels, width
         self.weight = torch.nn.Parameter(torch.empty(3 * channels, width), requires_grad=False)
 
     def slots(self) -> dict[str, torch.Tensor]:
         return dict(zip("qkv", self.weight[:, None].chunk(3), strict=True))
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return dict.fromkeys("qkv", (self.channels, 1, self.width))
 
 
 def build_mixer(config: Mixer, hidden_size: int, eps: float, dtype: torch.dtype) -> GqaLayer | MlaLayer | KdaLayer:

@@ -9,10 +9,13 @@ import torch
 from torch import nn
 
 from soloist.config import BlockConfig, KdaConfig, ModelConfig, RopeConfig
+from soloist.dist.group import SOLO, Group
+from soloist.layers.embedding import Embedding
 from soloist.layers.feed_forward import build_feed_forward
 from soloist.layers.linear import Linear, Vector
 from soloist.layers.mixers import Cache, Rotation, build_mixer
 from soloist.layers.rotary import Rotary
+from soloist.models.sharing import share_model
 from soloist.ops.rms_norm import add_rms_norm, rms_norm
 from soloist.state.sequence import CacheSpec, PagedSpec, Window
 
@@ -107,14 +110,18 @@ class MtpLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Embedding, layers, final norm, head; and the checkpoint's MTP layers, kept for the NEXTN drafter."""
+    """Embedding, layers, final norm, head; and the checkpoint's MTP layers, kept for the NEXTN drafter.
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device):
+    config is the whole model's, also where a group shares the weights out; columns: the vocabulary, or this rank's share.
+    """
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, group: Group = SOLO):
         super().__init__()
-        self.config, self.dtype = config, dtype
-        c = config
+        self.config, self.dtype, self.group = config, dtype, group
+        c = share_model(config, group)
+        self.columns = c.vocab_size
         with torch.device(device):
-            self.embed = Vector(c.vocab_size, c.hidden_size, dtype=dtype)
+            self.embed = Embedding(c.vocab_size, c.hidden_size, dtype=dtype)
             self.layers = nn.ModuleList(DecoderLayer(b, c.hidden_size, c.norm_eps, dtype) for b in c.blocks)
             self.norm = Vector(c.hidden_size, dtype=dtype)
             self.head = Linear(c.hidden_size, {"weight": c.vocab_size}, dtype)
@@ -137,7 +144,7 @@ class Decoder(nn.Module):
         Args: ids [T] int64; caches as `cache_specs` lists them; taps: layers whose output stream is wanted, ascending.
         Writes: the caches.
         """
-        residual = self.embed.weight.index_select(0, ids)
+        residual = self.embed(ids)
         rotations = {r: t.tables(window.positions, window.base_length) for r, t in self.rotaries.items()}
         branch, tapped, first = None, [], 0
         for i, layer in enumerate(self.layers):
@@ -152,5 +159,5 @@ class Decoder(nn.Module):
         return Output(ids, window, hidden, tuple(tapped))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [T, D] after the final norm -> [T, V] fp32."""
+        """hidden [T, D] after the final norm -> [T, columns] fp32; dist.share joins and compares shared columns."""
         return self.head(hidden).float()

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from soloist.config import ModelConfig
+from soloist.dist.group import SOLO, Group
 from soloist.errors import UserError
 from soloist.layers.linear import prepare
 from soloist.models import ling, llama, qwen3
@@ -40,11 +41,18 @@ def read_config(hf: dict[str, Any]) -> ModelConfig:
 
 
 def load_decoder(
-    checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype, device: torch.device, progress: bool = False
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: bool = False,
+    group: Group = SOLO,
 ) -> Decoder:
-    """Build the decoder, fill every parameter from the checkpoint exactly once, and make it ready to run."""
+    """Build the decoder, or a rank's share of it, fill every parameter from the checkpoint exactly once, and make it
+    ready to run.
+    """
     family = family_of(checkpoint.config)
-    decoder = Decoder(config, dtype, device)
+    decoder = Decoder(config, dtype, device, group)
     twins = [(head, embed) for head in family.RULES["head"] for embed in _embedding(family)] if config.tied_head else []
     fill(decoder, Names(destinations(family.RULES, config), family.IGNORED_TENSORS, twins), checkpoint, progress)
     prepare(decoder)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from soloist.dist.share import Cut
 from soloist.errors import UserError
 from soloist.text.source import TokenizerSource
 
@@ -40,8 +42,11 @@ class Checkpoint(Protocol):
     tokenizer_source: TokenizerSource | None
     eos_token_ids: tuple[int, ...]
 
-    def read(self, name: str) -> torch.Tensor:
-        """The tensor's values in memory of its own, in a floating dtype.   Raises: UserError if there are none."""
+    def read(self, name: str, cuts: Sequence[Cut] = ()) -> torch.Tensor:
+        """The tensor's values, or the part that `cuts` leave, in memory of its own and a floating dtype.
+
+        Raises: UserError if there are none.
+        """
         ...
 
     def names_by_file(self) -> list[list[str]]:
@@ -69,6 +74,13 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     if path.name in ("config.json", "model.safetensors.index.json") or path.suffix == ".safetensors":
         raise UserError(f"{path}: is one file of a model; give its folder, {path.parent}")
     raise UserError(f"{path}: a model is {ACCEPTED}; this file is neither")
+
+
+def cut(tensor: torch.Tensor, cuts: Sequence[Cut]) -> torch.Tensor:
+    """The part of a whole tensor that the cuts leave, as a view."""
+    for each in cuts:
+        tensor = tensor.narrow(each.dim, each.start, each.size)
+    return tensor
 
 
 def in_stored_order(tensors: dict[str, TensorInfo]) -> list[list[str]]:

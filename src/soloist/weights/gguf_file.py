@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 
+from soloist.dist.share import Cut
 from soloist.errors import UserError
-from soloist.weights.checkpoint import TensorInfo, in_stored_order
+from soloist.weights.checkpoint import TensorInfo, cut, in_stored_order
 from soloist.weights.gguf_config import end_ids, hf_config
 from soloist.weights.gguf_header import read_header
 from soloist.weights.shard import read_bytes
@@ -53,7 +55,10 @@ class GgufFile:
         self.generation_config: dict[str, Any] = {"eos_token_id": list(self.eos_token_ids)}
         self.tokenizer_source = gguf_source(path, header.metadata)
 
-    def read(self, name: str) -> torch.Tensor:
+    def read(self, name: str, cuts: Sequence[Cut] = ()) -> torch.Tensor:
+        return cut(self._whole(name), cuts)
+
+    def _whole(self, name: str) -> torch.Tensor:
         info = self.tensors[name]
         values = read_plain(info) if info.dtype in PLAIN else self._dequantise(info)
         heads = self._permuted_heads(name)

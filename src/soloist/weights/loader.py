@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from soloist.dist.share import cuts, whole
 from soloist.errors import UserError
 from soloist.weights.checkpoint import Checkpoint
 
@@ -30,21 +31,23 @@ class Names:
 
 
 def fill(model: nn.Module, names: Names, checkpoint: Checkpoint, progress: bool = False) -> None:
-    """Copy tensors to their slots, converting to the slot's dtype and device; one tensor in memory at a time.
+    """Copy tensors to their slots, converting to the slot's dtype and device; one tensor in memory at a time. Of a
+    tensor that ranks share, this rank's part is read, and nothing of one that lies with another rank.
 
     Raises: UserError naming missing, unexpected, misshapen and non-finite tensors, before anything else is read.
     """
-    slots = model_slots(model)
+    slots, shapes = model_slots(model), model_shapes(model)
     unfilled = set(slots) - set(names.destinations.values())
     assert not unfilled, f"no rule fills {sorted(unfilled)[:5]}"
     _check_names(names, checkpoint)
-    _check_shapes(names.destinations, slots, checkpoint)
+    _check_shapes(names.destinations, shapes, checkpoint)
     _check_twins(names.twins, checkpoint)
-    for name in _in_file_order(names.destinations, checkpoint, progress):
-        tensor = checkpoint.read(name)
+    here = {name: target for name, target in names.destinations.items() if target in slots}
+    for name in _in_file_order(here, checkpoint, progress):
+        tensor = checkpoint.read(name, cuts(shapes[here[name]]))
         if not torch.isfinite(tensor).all():
             raise UserError(f"{checkpoint.path}: tensor {name} holds NaN or infinite values; the file is damaged")
-        slots[names.destinations[name]].copy_(tensor)
+        slots[here[name]].copy_(tensor)
 
 
 def model_slots(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -61,6 +64,16 @@ def model_slots(model: nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
+def model_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """`module path:slot` -> its shape, also of slots that other ranks fill; sizes may be shares."""
+    return {
+        f"{path}:{name}": shape
+        for path, module in model.named_modules()
+        if hasattr(module, "shapes")
+        for name, shape in module.shapes().items()
+    }
+
+
 def _check_names(names: Names, checkpoint: Checkpoint) -> None:
     present, expected = set(checkpoint.tensors), set(names.destinations)
     pattern = re.compile("|".join(names.ignored)) if names.ignored else None
@@ -73,10 +86,10 @@ def _check_names(names: Names, checkpoint: Checkpoint) -> None:
         raise UserError(f"{checkpoint.path}: the checkpoint {' and '.join(parts)}")
 
 
-def _check_shapes(destinations: dict[str, str], slots: dict[str, torch.Tensor], checkpoint: Checkpoint) -> None:
+def _check_shapes(destinations: dict[str, str], shapes: dict[str, tuple[int, ...]], checkpoint: Checkpoint) -> None:
     wrong = []
     for name, target in destinations.items():
-        expected, found = tuple(slots[target].shape), tuple(checkpoint.tensors[name].shape)
+        expected, found = tuple(map(whole, shapes[target])), tuple(checkpoint.tensors[name].shape)
         if expected != found:
             wrong.append(f"{name} is {list(found)}, config.json asks for {list(expected)}")
     if wrong:

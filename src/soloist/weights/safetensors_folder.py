@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
+from soloist.dist.share import Cut
 from soloist.errors import UserError
 from soloist.text.source import union_eos
 from soloist.weights.checkpoint import TensorInfo, in_stored_order
@@ -37,8 +39,8 @@ class SafetensorsFolder:
         own = folder_eos(path, self.tokenizer_source)
         self.eos_token_ids = union_eos(self.config.get("eos_token_id"), self.generation_config.get("eos_token_id"), own)
 
-    def read(self, name: str) -> torch.Tensor:
-        return read_tensor(self.tensors[name])
+    def read(self, name: str, cuts: Sequence[Cut] = ()) -> torch.Tensor:
+        return read_tensor(self.tensors[name], cuts)
 
     def names_by_file(self) -> list[list[str]]:
         return in_stored_order(self.tensors)

@@ -10,13 +10,15 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from soloist.dist.share import Cut
 from soloist.errors import UserError
-from soloist.weights.checkpoint import TensorInfo
+from soloist.weights.checkpoint import TensorInfo, cut
 from soloist.weights.json_file import LFS_ADVICE, LFS_POINTER
 
 READABLE = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -25,6 +27,9 @@ ITEM_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2,
     "U8": 1, "BOOL": 1, "C64": 8, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1,
 }  # fmt: skip
+
+CHUNK_BYTES = 1 << 26
+"""Bytes of rows read at once where only some columns are wanted."""
 
 MOST_HEADER_BYTES = 100_000_000
 """The format's own limit."""
@@ -52,22 +57,38 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     return tensors
 
 
-def read_tensor(info: TensorInfo) -> torch.Tensor:
-    """Values of one tensor, in new memory.   Raises: UserError for a dtype that holds no plain numbers."""
+def read_tensor(info: TensorInfo, cuts: Sequence[Cut] = ()) -> torch.Tensor:
+    """Values of one tensor, or of the part that `cuts` leave, in new memory.
+
+    Rows are read alone. Columns lie in every page of the file, so their rows are read whole, some at a time, and cut.
+    Raises: UserError for a dtype that holds no plain numbers.
+    """
     dtype = READABLE.get(info.dtype)
     if dtype is None:
         readable = ", ".join(READABLE)
         raise UserError(f"{info.file}: tensor {info.name} is stored as {info.dtype}; readable are {readable}")
-    return read_bytes(info).view(dtype).view(info.shape)
+    if not cuts:
+        return read_bytes(info).view(dtype).view(info.shape)
+    rows = next((each for each in cuts if each.dim == 0), Cut(0, 0, info.shape[0], info.shape[0]))
+    inner = [each for each in cuts if each.dim]
+    row_bytes = info.bytes // info.shape[0]
+    step = max(1, CHUNK_BYTES // row_bytes) if inner else rows.size
+    parts = []
+    for start in range(rows.start, rows.start + rows.size, step):
+        count = min(step, rows.start + rows.size - start)
+        part = read_bytes(info, start * row_bytes, count * row_bytes).view(dtype).view(count, *info.shape[1:])
+        parts.append(cut(part, inner).clone() if inner else part)
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def read_bytes(info: TensorInfo) -> torch.Tensor:
-    """The stored bytes of one tensor, [bytes] uint8 in new memory."""
-    values = torch.empty(info.bytes, dtype=torch.uint8)
+def read_bytes(info: TensorInfo, start: int = 0, size: int | None = None) -> torch.Tensor:
+    """The stored bytes of one tensor, or `size` of them from `start` on, [bytes] uint8 in new memory."""
+    size = info.bytes if size is None else size
+    values = torch.empty(size, dtype=torch.uint8)
     target, done = values.numpy().data, 0
     with info.file.open("rb", buffering=0) as file:
-        file.seek(info.offset)
-        while done < info.bytes:  # the system hands over 2 GiB at most in one go
+        file.seek(info.offset + start)
+        while done < size:  # the system hands over 2 GiB at most in one go
             count = file.readinto(target[done:])
             if not count:
                 raise UserError(f"{info.file}: ended inside tensor {info.name}; the file changed while it was read")

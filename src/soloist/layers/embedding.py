@@ -1,0 +1,22 @@
+"""The embedding table, whole or a rank's rows of it."""
+
+from __future__ import annotations
+
+import torch
+
+from soloist.dist.share import Share
+from soloist.layers.linear import Vector
+
+
+class Embedding(Vector):
+    """weight [V, D]. Of shared rows each rank looks up what it holds, and the sum has every token's."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """ids [T] int64 -> [T, D]."""
+        rows = self.shape[0]
+        if not isinstance(rows, Share):
+            return self.weight.index_select(0, ids)
+        places = ids - rows.start
+        here = (places >= 0) & (places < int(rows))
+        found = self.weight.index_select(0, places.clamp(0, int(rows) - 1))
+        return rows.group.all_reduce(found.where(here[:, None], 0.0))
