@@ -208,7 +208,8 @@ def memory_rate(llm: LLM) -> float:
     return read_rate(torch.device(llm.plan.device))
 
 
-def limit_ms(llm: LLM, context: int, rate: float) -> float:
-    """Milliseconds that the bytes of one token of plain decoding take, see runtime/traffic.py."""
+def limit_of(llm: LLM, rate: float) -> Callable[[float], float]:
+    """Context -> milliseconds that the bytes of one token of plain decoding take at `rate`, see runtime/traffic.py."""
     dtype = getattr(torch, llm.plan.dtype)
-    return token_traffic(llm.model_config, dtype, context).total_bytes / rate * 1e3
+    short, long = (token_traffic(llm.model_config, dtype, context).total_bytes for context in (0, 1024))
+    return lambda context: (short + (long - short) * context / 1024) / rate * 1e3

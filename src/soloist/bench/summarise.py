@@ -12,6 +12,8 @@ from soloist.bench.stats import MIN_PAIRS, distribution, mean_interval, ratio, s
 
 ALPHA = 0.05
 HEADLINE = "tpot_ms"
+MANY = 20
+"""Prompts of which each ran once, from which their differences average out of a trend."""
 
 Limit = Callable[[float], float]
 """Context -> milliseconds that the bytes of a plain token take."""
@@ -35,7 +37,6 @@ def summarise(requests: Sequence[RequestRecord], variant: Variant, limit: Limit 
     samples |= {m.name: [m.of(r) for r in good] for m in BLOCK_METRICS}
     distributions = {name: found for name, groups in samples.items() if (found := distribution(groups)) is not None}
     pairs = {m.name: [pair for r in good if (pair := m.of(r)) is not None] for m in RATIO_METRICS}
-    timed = [(r.at_s, ms) for r in good if (ms := tpot_ms(r)) is not None]
     accepted, tried = _places(good)
     return Summary(
         variant=requests[0].variant,
@@ -47,10 +48,25 @@ def summarise(requests: Sequence[RequestRecord], variant: Variant, limit: Limit 
         rounds_by_tokens=_rounds_by_tokens(good),
         accepted_at=accepted,
         tried_at=tried,
-        drift_percent=trend_percent([at for at, _ in timed], [ms for _, ms in timed]),
+        drift_percent=_drift(good),
         share_of_limit=_share(good, limit) if variant.acceptance == "off" and limit is not None else None,
         synthetic=variant.synthetic,
     )
+
+
+def _drift(requests: Sequence[RequestRecord]) -> tuple[float, float, float] | None:
+    """Of TPOT, each divided by the mean of its prompt, which may be an easy or a hard one; so prompts must repeat, or be
+    MANY.
+    """
+    timed = [(r, ms) for r in requests if (ms := tpot_ms(r)) is not None]
+    by_prompt: dict[int, list[float]] = {}
+    for r, ms in timed:
+        by_prompt.setdefault(r.prompt, []).append(ms)
+    repeated = all(len(each) > 1 for each in by_prompt.values())
+    if not repeated and len(by_prompt) < MANY:
+        return None
+    scale = {prompt: float(np.mean(each)) if repeated else 1.0 for prompt, each in by_prompt.items()}
+    return trend_percent([r.at_s for r, _ in timed], [ms / scale[r.prompt] for r, ms in timed])
 
 
 def _share(requests: Iterable[RequestRecord], limit: Limit) -> float | None:

@@ -6,14 +6,14 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from soloist.bench.records import Card, Check, RequestRecord, Variant, Workload
 from soloist.bench.recording import Answer, Place, record_events
+from soloist.bench.records import Card, Check, RequestRecord, Variant, Workload
 from soloist.bench.target import Prompt, Target
 
 if TYPE_CHECKING:
     from soloist.llm import LLM
 
-GATE_TOKENS, SAMPLED_REQUESTS = 64, 2
+GATE_TOKENS, SAMPLED_REQUESTS = 32, 2
 """Length of the greedy answer that is repeated after so many sampled requests."""
 LOGIT_TOKENS = 256
 """Most tokens whose logits are looked at: all of them may not fit into memory at once."""

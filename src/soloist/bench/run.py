@@ -1,0 +1,279 @@
+"""Run a card: prepare, warm up, measure the variants in turn (ABAB...), check the texts, sum up.
+
+Every request's rounds go to the JSONL file when it ends, and the JSON file is written again at least every minute, so
+whatever ends the run early leaves a file that says `partial` and holds what was measured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import itertools
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+
+import soloist
+from soloist.bench.card import sampling_params
+from soloist.bench.flags import find_flags, prompt_flags
+from soloist.bench.inprocess import (
+    InProcess,
+    LlmEncoder,
+    Models,
+    drafter_label,
+    limit_of,
+    memory_rate,
+    plan_of,
+    tokenizer_label,
+    weights_label,
+)  # fmt: skip
+from soloist.bench.machine import Conditions, read_machine
+from soloist.bench.prompts import Encoder, build_prompts, prompts_sha256
+from soloist.bench.recording import Place, record_events
+from soloist.bench.records import (
+    SCHEMA_VERSION,
+    Card,
+    Check,
+    Condition,
+    Flag,
+    Machine,
+    RequestRecord,
+    RunFile,
+    Variant,
+    Workload,
+    round_lines,
+    rounds_path,
+)  # fmt: skip
+from soloist.bench.summarise import summarise_run, verdicts_of
+from soloist.bench.target import Prompt, Target
+from soloist.bench.texts import Reference, finite_logits, greedy_after_sampled, text_checks
+from soloist.errors import UserError
+from soloist.ops.op import chosen_ops
+
+if TYPE_CHECKING:
+    from soloist.llm import LLM
+
+SAVE_S = 60.0
+
+
+@dataclass
+class Bench:
+    """A card with everything it needs to run. `card` is complete: hashes of weights, tokenizer and prompts filled in."""
+
+    card: Card
+    targets: dict[str, Target]
+    prompts: dict[str, list[Prompt]]
+    machine: Machine
+    model: LLM | None
+    reference: LLM | None
+    close: Callable[[], None]
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.model is not None and self.model.plan.device.startswith("cuda")
+
+
+def prepare(card: Card, folder: Path, progress: bool = False) -> Bench:
+    """Load the card's model and draw its prompts.   Raises: UserError for what cannot be had.
+
+    folder: for what the run needs on disk while it lasts.
+    """
+    models = Models(card, folder, progress)
+    targets: dict[str, Target] = {variant.name: models.target(variant) for variant in card.variants}
+    llm = models.any()
+    variants = tuple(
+        dataclasses.replace(v, drafter_weights=drafter_label(card.model, v, {**card.settings, **v.settings}))
+        for v in card.variants
+    )
+    card = dataclasses.replace(
+        card, variants=variants, weights=weights_label(card.model, card.seed), tokenizer=tokenizer_label(llm, card.model)
+    )
+    card, prompts = with_prompts(card, LlmEncoder(llm))
+    machine = read_machine(llm.plan.threads)
+    return Bench(card, targets, prompts, machine, llm, None, models.close)
+
+
+def with_prompts(card: Card, encoder: Encoder | None) -> tuple[Card, dict[str, list[Prompt]]]:
+    """The card with its prompts' hashes, and the prompts by workload, those of the warm-up last.
+
+    Raises: UserError for a hash in the card that the prompts do not have.
+    """
+    prompts, workloads = {}, []
+    for workload in card.workloads:
+        made = build_prompts(workload, card.seed, encoder, card.warm_up)
+        sha256 = prompts_sha256(made[: workload.num_prompts])
+        if workload.prompts_sha256 not in ("", sha256):
+            raise UserError(
+                f"workload {workload.name}: its prompts have the hash {sha256}, the card wants {workload.prompts_sha256}; "
+                "prompts, tokenizer or lengths differ"
+            )
+        prompts[workload.name] = made
+        workloads.append(dataclasses.replace(workload, prompts_sha256=sha256))
+    return dataclasses.replace(card, workloads=tuple(workloads)), prompts
+
+
+@dataclass
+class Results:
+    """What a running benchmark has so far."""
+
+    requests: list[RequestRecord] = field(default_factory=list)
+    conditions: list[Condition] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
+    flags: list[Flag] = field(default_factory=list)
+
+
+def run(bench: Bench, output: Path, command: str = "", progress: bool = False) -> RunFile:
+    """Run it all and write `output`, and the rounds beside it. Ctrl+C ends the measuring and keeps what there is.
+
+    Raises: KeyboardInterrupt if nothing was measured yet.
+    """
+    started, begun = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), time.perf_counter()
+    results, reference, saved = Results(), Reference(bench.reference), begun
+    read_rate = memory_rate(bench.model) if bench.model is not None else None
+
+    def result(partial: bool) -> RunFile:
+        return _run_file(bench, results, command, started, time.perf_counter() - begun, read_rate, partial)
+
+    with Conditions() as conditions, rounds_path(output).open("w") as rounds:
+        results.conditions.append(conditions.read())
+        for workload in bench.card.workloads:
+            results.flags += prompt_flags(workload.name, bench.prompts[workload.name][: workload.num_prompts])
+        partial = True
+        try:
+            steps = list(_warm_ups(bench.card))
+            for workload, variant, index in tqdm(steps, "warm-up", disable=None if progress else True, leave=False):
+                sampling = sampling_params(workload, bench.card.seed)
+                record_events(
+                    bench.targets[variant.name].serve(bench.prompts[workload.name][index], sampling),
+                    Place(variant.name, workload.name, "", index, 0, 0.0),
+                )
+            for number, record in enumerate(_measure(bench, reference, conditions, results, progress)):
+                results.requests.append(record)
+                rounds.write(round_lines(number, record))
+                if time.perf_counter() - saved > SAVE_S:
+                    rounds.flush()
+                    result(True).write(output)
+                    saved = time.perf_counter()
+            results.conditions.append(conditions.read())
+            results.checks += _gates(bench)
+            partial = False
+        except KeyboardInterrupt:
+            if not results.requests:
+                raise
+        results.conditions.append(conditions.read())
+    done = result(partial)
+    done.write(output)
+    return done
+
+
+def _warm_ups(card: Card) -> Iterator[tuple[Workload, Variant, int]]:
+    for workload in card.workloads:
+        for index in range(workload.num_prompts, workload.num_prompts + card.warm_up):
+            for variant in card.variants:
+                yield workload, variant, index
+
+
+def _order(card: Card) -> Iterator[tuple[Workload, int, int, Variant]]:
+    """Workload, repeat, prompt, and innermost the variant: ABAB. By time the repeats never end."""
+    repeats = itertools.count() if card.seconds is not None else range(card.repeats)
+    rounds = ((w, repeat) for repeat in repeats for w in card.workloads) if card.seconds is not None else (
+        (w, repeat) for w in card.workloads for repeat in repeats
+    )  # fmt: skip
+    for workload, repeat in rounds:
+        for prompt in range(workload.num_prompts):
+            for variant in card.variants:
+                yield workload, repeat, prompt, variant
+
+
+def _measure(
+    bench: Bench, reference: Reference, conditions: Conditions, results: Results, progress: bool
+) -> Iterator[RequestRecord]:
+    """The measured requests, one after another."""
+    card = bench.card
+    total = sum(w.num_prompts for w in card.workloads) * len(card.variants) * card.repeats
+    timed = {"total": total, "unit": "request"}
+    if card.seconds is not None:
+        timed = {"total": round(card.seconds), "unit": "s"}
+    begin_s, last = conditions.now_s, None
+    with tqdm(desc="measuring", disable=None if progress else True, **timed) as bar:
+        for workload, repeat, index, variant in _order(card):
+            at_s = conditions.now_s - begin_s
+            if card.seconds is not None and at_s >= card.seconds:
+                return
+            if last not in (None, workload.name):
+                results.conditions.append(conditions.read())
+            last = workload.name
+            prompt, target = bench.prompts[workload.name][index], bench.targets[variant.name]
+            sampling = sampling_params(workload, card.seed + index)
+            sent_s = conditions.now_s
+            place = Place(variant.name, workload.name, workload.domain or prompt.domain, index, repeat, at_s)
+            answer = record_events(target.serve(prompt, sampling), place)
+            energy = conditions.energy_j(sent_s, conditions.now_s)
+            plain = target.llm.plain() if isinstance(target, InProcess) else None
+            record = reference.judge(answer, variant, plain, prompt, sampling)
+            bar.set_postfix_str(f"{variant.name} on {workload.name}", refresh=False)
+            bar.update(1 if card.seconds is None else conditions.now_s - begin_s - bar.n)
+            yield dataclasses.replace(record, energy_j=energy)
+
+
+def _gates(bench: Bench) -> list[Check]:
+    """Correctness that needs requests of its own, on the first workload's first prompt."""
+    workload = bench.card.workloads[0]
+    prompt, found = bench.prompts[workload.name][0], []
+    sampling = sampling_params(workload, bench.card.seed)
+    for variant in bench.card.variants:
+        target = bench.targets[variant.name]
+        if not variant.synthetic:
+            found.append(greedy_after_sampled(target, variant, workload, prompt, sampling))
+        if isinstance(target, InProcess) and variant.acceptance == "off":
+            found.append(finite_logits(target.llm, variant, workload, prompt))
+    return found
+
+
+def _run_file(
+    bench: Bench, results: Results, command: str, started: str, duration_s: float, read_rate: float | None, partial: bool
+) -> RunFile:
+    card, requests, model = bench.card, results.requests, bench.model
+    limit = None if model is None or read_rate is None else limit_of(model, read_rate)
+    checks = [*results.checks, *text_checks(card, requests, bench.reference is not None)]
+    summaries = summarise_run(card, requests, limit)
+    flags = find_flags(card, bench.machine, results.conditions, requests, summaries, partial, bench.on_gpu)
+    plans: dict[str, dict[str, Any]] = {
+        name: plan_of(target) for name, target in bench.targets.items() if isinstance(target, InProcess)
+    }
+    return RunFile(
+        schema_version=SCHEMA_VERSION,
+        soloist=soloist.__version__,
+        card=card,
+        card_hash=card.hash(),
+        command=command,
+        started=started,
+        duration_s=duration_s,
+        machine=bench.machine,
+        conditions=tuple(results.conditions),
+        plans=plans,
+        ops=chosen_ops() if model is not None else {},
+        read_rate=read_rate,
+        requests=tuple(requests),
+        summaries=summaries,
+        verdicts=verdicts_of(card, requests),
+        checks=tuple(checks),
+        flags=(*flags, *results.flags),
+        partial=partial,
+        passed=all(check.passed is not False for check in checks) and not any(r.error for r in requests),
+    )
+
+
+def run_card(card: Card, output: Path, command: str = "", progress: bool = False) -> RunFile:
+    """Run a card in this process.   Raises: UserError for what cannot be had."""
+    with tempfile.TemporaryDirectory() as folder:
+        bench = prepare(card, Path(folder), progress)
+        try:
+            return run(bench, output, command, progress)
+        finally:
+            bench.close()
