@@ -31,7 +31,9 @@ VERDICT_S = 1.0
 
 
 class Channel:
-    """One end of the line; see `Leader` and `Follower`."""
+    """One end of the line; see `Leader` and `Follower`. lost: which rank is gone, once one is."""
+
+    lost: str | None = None
 
     def tell(self, message: Any) -> None:
         """Rank 0: send to all others.   Raises: RankLost."""
@@ -45,12 +47,15 @@ class Channel:
         """What to say of an exchange that failed."""
         return symptom
 
+    def complain(self, error: BaseException) -> None:
+        """Say why this end closes."""
+
     def close(self) -> None:
         raise NotImplementedError
 
 
 class Leader(Channel):
-    """Rank 0's end. peers: a socket for every other rank, in order. lost: who is gone, once somebody is.
+    """Rank 0's end. peers: a socket for every other rank, in order.
 
     on_loss: called once, from the watching thread, to free whatever waits for the lost rank. noticed: whether the loss
     was reported to who works here.
@@ -58,7 +63,6 @@ class Leader(Channel):
 
     def __init__(self, peers: list[socket.socket], on_loss: Callable[[Leader], None]):
         self._peers, self._on_loss = peers, on_loss
-        self.lost: str | None = None
         self.noticed = False
         self._known, self._closing, self._heard = threading.Event(), False, threading.Lock()
         for rank, peer in enumerate(peers, 1):
@@ -91,7 +95,9 @@ class Leader(Channel):
 
     def close(self) -> None:
         with self._heard:
-            self._closing = True
+            if self._closing:
+                return
+            self._closing, self.lost = True, self.lost or "the ranks of this model were closed; make a new one"
         for peer in self._peers:
             try:
                 peer.sendall((json.dumps(FAREWELL) + "\n").encode())
@@ -128,10 +134,12 @@ class Follower(Channel):
     def hear(self) -> Any:
         return self._messages.get()
 
-    def complain(self, error: str) -> None:
-        """Last words, before the process ends."""
+    def complain(self, error: BaseException) -> None:
+        """Last words. A rank that only felt the loss of another leaves the word to rank 0, which will end it."""
+        if isinstance(error, RankLost):
+            time.sleep(VERDICT_S)
         try:
-            self._leader.sendall((json.dumps({"error": error}) + "\n").encode())
+            self._leader.sendall((json.dumps({"error": str(error) or type(error).__name__}) + "\n").encode())
         except OSError:
             pass  # rank 0 is gone as well
 

@@ -28,11 +28,12 @@ class Sum(Protocol):
 
 
 class Group(Protocol):
-    """rank of size. exchange: how sums travel, for people to read."""
+    """rank of size. exchange: how sums travel, for people to read. lost: which rank is gone, once one is."""
 
     rank: int
     size: int
     exchange: str
+    lost: str | None
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The sum of every rank's x, the same bits on all of them. x may be overwritten."""
@@ -43,11 +44,15 @@ class Group(Protocol):
         ...
 
     def broadcast_object(self, value: Any = None) -> Any:
-        """What rank 0 gives, JSON, to all. On other ranks it waits.   Raises: RankLost."""
+        """What rank 0 gives, JSON, to all. On other ranks it waits; None says that rank 0 has closed.   Raises: RankLost."""
+        ...
+
+    def abandon(self, error: BaseException) -> None:
+        """Leave because of an error. Rank 0 ends the others, others tell rank 0."""
         ...
 
     def close(self) -> None:
-        """Part from the others: they end."""
+        """Part from the others in peace: they end."""
         ...
 
 
@@ -57,6 +62,7 @@ class Solo:
     rank: int = 0
     size: int = 1
     exchange: str = "none"
+    lost: str | None = None
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         return x
@@ -67,6 +73,9 @@ class Solo:
     def broadcast_object(self, value: Any = None) -> Any:
         return value
 
+    def abandon(self, error: BaseException) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
@@ -75,13 +84,13 @@ SOLO = Solo()
 
 
 class Lone(Solo):
-    """Rank 0 of several that are not there, to measure what one rank computes. Its text means nothing: it takes its own
-    part of every sum for the whole, and its own columns for everybody's.
+    """A rank of several that are not there, to measure what one rank computes, or to plan it. Its text means nothing: it
+    takes its own part of every sum for the whole, and its own columns for everybody's.
     """
 
-    def __init__(self, size: int):
-        self.size = size
-        self.exchange = f"left out: rank 0 of {size} runs alone, its text means nothing"
+    def __init__(self, size: int, rank: int = 0):
+        self.size, self.rank = size, rank
+        self.exchange = "left out"
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         return x.expand(self.size, *x.shape)
@@ -124,6 +133,14 @@ class Ranks:
             return self._channel.hear()
         self._channel.tell(value)
         return value
+
+    @property
+    def lost(self) -> str | None:
+        return self._channel.lost
+
+    def abandon(self, error: BaseException) -> None:
+        self._channel.complain(error)
+        self.close()
 
     def close(self) -> None:
         self._channel.close()

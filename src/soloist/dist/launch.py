@@ -6,6 +6,7 @@ torch.distributed meets. Under torchrun it is the other way round: the ranks mee
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import secrets
@@ -56,10 +57,22 @@ def open_group(size: int, rank_of: int | None, device: torch.device, settings: M
         start them.
     Raises: UserError for sizes that do not fit together, RankLost for ranks that do not come.
     """
-    if rank_of is not None:
-        return Lone(rank_of)
-    if size == 1:
-        return SOLO
+    if rank_of is not None or size == 1:
+        return SOLO if rank_of is None else Lone(rank_of)
+    group = _open_ranks(size, device, settings)
+    atexit.register(group.close)
+    return group
+
+
+def outline(size: int, rank_of: int | None) -> Group:
+    """The group that `open_group` would open, good for planning only."""
+    place = rank_place()
+    if size > 1:
+        return Lone(size, 0 if place is None else min(place.rank, size - 1))
+    return SOLO if rank_of is None else Lone(rank_of)
+
+
+def _open_ranks(size: int, device: torch.device, settings: Mapping[str, Any]) -> Group:
     if dist.is_initialized():
         raise UserError("this process has a tensor-parallel model already; close it before making another")
     place = rank_place()
