@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 
 import soloist.drafters.dspark  # noqa: E402, F401  these import every op
 import soloist.models.registry  # noqa: E402, F401
+import soloist.ops.moe  # noqa: E402, F401
 import soloist.ops.gpu  # noqa: E402, F401
 import soloist.runtime.engine  # noqa: E402, F401
 from soloist.ops.op import REGISTRY, Op  # noqa: E402
@@ -30,7 +31,8 @@ IMPLS = [
 def moved(value: Any, device: str, dtype: torch.dtype | None = None) -> Any:
     """A drawn argument on the device; fp32 values in `dtype` where one is given."""
     if isinstance(value, tuple):
-        return tuple(moved(v, device, dtype) for v in value)
+        parts = [moved(v, device, dtype) for v in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
     if not isinstance(value, torch.Tensor):
         return value
     return value.to(device)

@@ -13,9 +13,21 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpretedFunction
 
 _OPTIONS = ("num_warps", "num_stages", "maxnreg")
+
+_patch_tensor = interpreter._patch_lang_tensor
+
+
+def _patch_tensor_and_index(tensor: Any, scope: Any) -> None:
+    """Triton 3.6's interpreter takes loop bounds from arrays of one element, which numpy 2.4 refuses to convert."""
+    _patch_tensor(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+
+interpreter._patch_lang_tensor = _patch_tensor_and_index
 
 
 @triton.jit

@@ -1,0 +1,329 @@
+"""A round's mixture of experts in three kernels: router and shared expert, routed experts up, all experts down.
+
+No sort on the host, no atomics: every program repeats the choice of experts from the router's logits, which is cheaper
+than a kernel boundary. The distinct experts of all rows, in ascending order, are the items of the second and third
+kernel; each is read once, whatever number of rows chose it. Rows that did not choose an item have weight 0 there.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from soloist.ops.gpu.launch import depend, launch, next_power_of_2
+from soloist.ops.gpu.linear import (
+    OUTS,
+    ROWS,
+    WARPS,
+    add_stream,
+    few,
+    load_columns,
+    load_rows,
+    load_slab,
+    out_rows,
+    product,
+    store_rows,
+    swiglu_pairs,
+)
+from soloist.ops.moe import Experts, Norm, Routing, SharedExpert, moe
+
+
+@triton.jit
+def router_kernel(
+    residual_ptr, branch_ptr, norm_ptr, router_ptr, shared_ptr, stream_ptr, scale_ptr, logits_ptr, h_ptr, T, E, F, D, eps,
+    ROUTER_TILES: tl.constexpr, LIMIT: tl.constexpr, HALVES: tl.constexpr, SLABS: tl.constexpr, WK: tl.constexpr,
+    B: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Programs below ROUTER_TILES make 16 router logits each, the others 8 hidden values of the shared expert.
+
+    Program 0 also writes the new residual stream and its norm's scale [T].
+    """
+    pid = tl.program_id(0)
+    if pid < ROUTER_TILES:
+        rows = pid * OUTS + tl.arange(0, OUTS)
+        w0 = load_slab(router_ptr, rows, 0, D, WK, B, B, E)
+        depend(PDL)
+        for half in tl.static_range(HALVES):
+            t0 = half * ROWS
+            acc = tl.zeros((WK, OUTS, ROWS), tl.float32)
+            squares = tl.zeros((WK, B, ROWS), tl.float32)
+            for s in tl.static_range(SLABS):
+                w = w0 if s == 0 else load_slab(router_ptr, rows, s, D, WK, B, B, E)
+                stream, x = add_stream(residual_ptr, branch_ptr, norm_ptr, s, t0, T, D, True, WK, B)
+                squares += stream * stream
+                if pid == 0:
+                    store_rows(stream_ptr, stream, s, t0, T, D, WK, B)
+                if router_ptr.dtype.element_ty == tl.float32:
+                    acc = tl.dot(w, x, acc, input_precision="tf32x3")
+                else:
+                    acc = product(w, x, acc)
+            scale = tl.rsqrt(tl.sum(tl.sum(squares, 1), 0) / D + eps)
+            t = t0 + tl.arange(0, ROWS)
+            inside = (rows[:, None] < E) & (t[None, :] < T)
+            tl.store(logits_ptr + t[None, :] * E + rows[:, None], tl.sum(acc, 0) * scale[None, :], mask=inside)
+            if pid == 0:
+                tl.store(scale_ptr + t, scale, mask=t < T)
+    else:
+        first = pid - ROUTER_TILES
+        rows = out_rows(first, 2 * F, True)
+        out = first * (OUTS // 2) + tl.arange(0, OUTS // 2)
+        w0 = load_slab(shared_ptr, rows, 0, D, WK, B, B, 2 * F)
+        w1 = load_slab(shared_ptr, rows, 1, D, WK, B, B, 2 * F) if SLABS > 1 else w0
+        w2 = load_slab(shared_ptr, rows, 2, D, WK, B, B, 2 * F) if SLABS > 2 else w0
+        depend(PDL)
+        for half in tl.static_range(HALVES):
+            t0 = half * ROWS
+            acc = tl.zeros((WK, OUTS, ROWS), tl.float32)
+            squares = tl.zeros((WK, B, ROWS), tl.float32)
+            for s in tl.static_range(SLABS):
+                if s == 0:
+                    w = w0
+                elif s == 1:
+                    w = w1
+                elif s == 2:
+                    w = w2
+                else:
+                    w = load_slab(shared_ptr, rows, s, D, WK, B, B, 2 * F)
+                stream, x = add_stream(residual_ptr, branch_ptr, norm_ptr, s, t0, T, D, True, WK, B)
+                squares += stream * stream
+                acc = product(w, x, acc)
+            scale = tl.rsqrt(tl.sum(tl.sum(squares, 1), 0) / D + eps)
+            h = swiglu_pairs(tl.sum(acc, 0) * scale[None, :], LIMIT)
+            t = t0 + tl.arange(0, ROWS)
+            inside = (out[:, None] < F) & (t[None, :] < T)
+            tl.store(h_ptr + t[None, :] * F + out[:, None], h.to(h_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def ahead(score, i, COUNT: tl.constexpr):
+    """How many of score [COUNT] stand ahead of each: larger, or equal with a lower index i."""
+    better = (score[None, :] > score[:, None]) | ((score[None, :] == score[:, None]) & (i[None, :] < i[:, None]))
+    return tl.sum(better.to(tl.int32), 1)
+
+
+@triton.jit
+def choose(
+    logits_ptr, bias_ptr, t, E, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, TOP_K: tl.constexpr, SIGMOID: tl.constexpr,
+    HAS_BIAS: tl.constexpr, NORMALISE: tl.constexpr, SCALING: tl.constexpr, GP: tl.constexpr, SP: tl.constexpr,
+):  # fmt: skip
+    """`route` for row t over padded slots: (chosen [GP * SP] bool, weight [GP * SP], 0 where not chosen)."""
+    size = E // GROUPS
+    group = tl.arange(0, GP)
+    member = tl.arange(0, SP)
+    expert = group[:, None] * size + member[None, :]
+    real = (group[:, None] < GROUPS) & (member[None, :] < size)
+    logit = tl.load(logits_ptr + t * E + expert, mask=real, other=float("-inf"), cache_modifier=".cg")
+    if SIGMOID:
+        score = 1.0 / (1.0 + tl.exp(-logit))
+    else:
+        score = tl.exp(logit - tl.max(tl.max(logit, 1), 0))
+        score = score / tl.sum(tl.sum(score, 1), 0)
+    choice = score
+    if HAS_BIAS:
+        choice += tl.load(bias_ptr + expert, mask=real, other=0.0)
+    choice = tl.where(real, choice, float("-inf"))
+    if GROUPS > 1:
+        best = tl.max(choice, 1)
+        lead = tl.min(tl.where(choice == best[:, None], member[None, :], SP), 1)
+        second = tl.max(tl.where(member[None, :] == lead[:, None], float("-inf"), choice), 1)
+        place = ahead(tl.where(group < GROUPS, best + second, float("-inf")), group, GP)
+        choice = tl.where((place < TOP_GROUPS)[:, None], choice, float("-inf"))
+    flat = tl.reshape(choice, (GP * SP,))
+    weight = tl.reshape(score, (GP * SP,))
+    chosen = (ahead(flat, tl.arange(0, GP * SP), GP * SP) < TOP_K) & (flat > float("-inf"))
+    weight = tl.where(chosen, weight, 0.0)
+    if NORMALISE:
+        weight = weight / (tl.sum(weight, 0) + 1e-20)
+    return chosen, weight * SCALING
+
+
+@triton.jit
+def slot_experts(E, GROUPS: tl.constexpr, GP: tl.constexpr, SP: tl.constexpr):
+    """The expert of each padded slot: [GP * SP]."""
+    slot = tl.arange(0, GP * SP)
+    return (slot // SP) * (E // GROUPS) + slot % SP
+
+
+@triton.jit
+def up_kernel(
+    stream_ptr, norm_ptr, scale_ptr, logits_ptr, bias_ptr, w_ptr, h_ptr, T, E, F, D,
+    GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, TOP_K: tl.constexpr, SIGMOID: tl.constexpr, HAS_BIAS: tl.constexpr,
+    NORMALISE: tl.constexpr, SCALING: tl.constexpr, GP: tl.constexpr, SP: tl.constexpr, LIMIT: tl.constexpr,
+    HALVES: tl.constexpr, SLABS: tl.constexpr, WK: tl.constexpr, B: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Programs (unit of 8 hidden values, first item): h [items, T, F] of every TOP_K-th item."""
+    unit = tl.program_id(0)
+    rows = out_rows(unit, 2 * F, True)
+    out = unit * (OUTS // 2) + tl.arange(0, OUTS // 2)
+    depend(PDL)
+    used = tl.zeros((GP * SP,), tl.int32)
+    for t in range(T):
+        chosen, _ = choose(logits_ptr, bias_ptr, t, E, GROUPS, TOP_GROUPS, TOP_K, SIGMOID, HAS_BIAS, NORMALISE, SCALING, GP, SP)
+        used = used | chosen.to(tl.int32)
+    item_of = tl.cumsum(used, 0) - 1
+    experts = slot_experts(E, GROUPS, GP, SP)
+    for item in range(tl.program_id(1), tl.sum(used, 0), TOP_K):
+        expert = tl.sum(tl.where((used > 0) & (item_of == item), experts, 0), 0)
+        w_expert = w_ptr + expert.to(tl.int64) * (2 * F) * D
+        w0 = load_slab(w_expert, rows, 0, D, WK, B, B, 2 * F)
+        w1 = load_slab(w_expert, rows, 1, D, WK, B, B, 2 * F) if SLABS > 1 else w0
+        w2 = load_slab(w_expert, rows, 2, D, WK, B, B, 2 * F) if SLABS > 2 else w0
+        for half in tl.static_range(HALVES):
+            t0 = half * ROWS
+            acc = tl.zeros((WK, OUTS, ROWS), tl.float32)
+            for s in tl.static_range(SLABS):
+                if s == 0:
+                    w = w0
+                elif s == 1:
+                    w = w1
+                elif s == 2:
+                    w = w2
+                else:
+                    w = load_slab(w_expert, rows, s, D, WK, B, B, 2 * F)
+                x = load_rows(stream_ptr, D, s, t0, T, D, WK, B, B) * load_columns(norm_ptr, s, D, WK, B, B)
+                acc = product(w, x, acc)
+            t = t0 + tl.arange(0, ROWS)
+            scale = tl.load(scale_ptr + t, mask=t < T, other=0.0)
+            h = swiglu_pairs(tl.sum(acc, 0) * scale[None, :], LIMIT)
+            inside = (out[:, None] < F) & (t[None, :] < T)
+            at = h_ptr + (item * T + t[None, :]) * F + out[:, None]
+            tl.store(at, h.to(h_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def row_weights(
+    logits_ptr, bias_ptr, used, t0, T, E, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, TOP_K: tl.constexpr,
+    SIGMOID: tl.constexpr, HAS_BIAS: tl.constexpr, NORMALISE: tl.constexpr, SCALING: tl.constexpr, GP: tl.constexpr,
+    SP: tl.constexpr,
+):  # fmt: skip
+    """(used | the experts of rows t0 .. t0 + 7, their weights [8, GP * SP])."""
+    weights = tl.zeros((ROWS, GP * SP), tl.float32)
+    row = tl.arange(0, ROWS)
+    for t in range(t0, min(T, t0 + ROWS)):
+        chosen, weight = choose(logits_ptr, bias_ptr, t, E, GROUPS, TOP_GROUPS, TOP_K, SIGMOID, HAS_BIAS, NORMALISE,
+                                SCALING, GP, SP)  # fmt: skip
+        used = used | chosen.to(tl.int32)
+        weights = tl.where((row == t - t0)[:, None], weight[None, :], weights)
+    return used, weights
+
+
+@triton.jit
+def load_item(w_ptr, rows, used, item_of, experts, item, count, F, D, WK: tl.constexpr, B: tl.constexpr, GROUP: tl.constexpr):
+    """Down weights [warps, 16, B] of an item; zeros beyond the last."""
+    expert = tl.sum(tl.where((used > 0) & (item_of == item), experts, 0), 0)
+    return load_slab(w_ptr + expert.to(tl.int64) * D * F, rows, 0, F, WK, B, GROUP, tl.where(item < count, D, 0))
+
+
+@triton.jit
+def add_item(acc, w, h_ptr, weights, used, item_of, item, count, t0, T, F, WK: tl.constexpr, B: tl.constexpr, GROUP: tl.constexpr):
+    """acc plus the item's product, each row times its weight."""
+    mine = (used > 0) & (item_of == item)
+    weight = tl.sum(tl.where(mine[None, :], weights, 0.0), 1)
+    x = load_rows(h_ptr + item * T * F, F, 0, t0, tl.where(item < count, T, 0), F, WK, B, GROUP)
+    return acc + product(w, x, tl.zeros_like(acc)) * weight[None, None, :]
+
+
+@triton.jit
+def down_kernel(
+    logits_ptr, bias_ptr, w_ptr, h_ptr, shared_w_ptr, shared_h_ptr, y_ptr, T, E, F, SHARED_F, D,
+    GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, TOP_K: tl.constexpr, SIGMOID: tl.constexpr, HAS_BIAS: tl.constexpr,
+    NORMALISE: tl.constexpr, SCALING: tl.constexpr, GP: tl.constexpr, SP: tl.constexpr, HAS_SHARED: tl.constexpr,
+    HALVES: tl.constexpr, WK: tl.constexpr, B: tl.constexpr, GROUP: tl.constexpr, SHARED_B: tl.constexpr,
+    SHARED_GROUP: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """16 outputs over all experts in ascending order. The logits are two kernels old, so they may be read before `depend`:
+    every kernel of the chain triggers after its own wait.
+    """
+    rows = tl.program_id(0) * OUTS + tl.arange(0, OUTS)
+    used = tl.zeros((GP * SP,), tl.int32)
+    used, weights0 = row_weights(logits_ptr, bias_ptr, used, 0, T, E, GROUPS, TOP_GROUPS, TOP_K, SIGMOID, HAS_BIAS, NORMALISE,
+                                 SCALING, GP, SP)  # fmt: skip
+    weights1 = weights0
+    if HALVES > 1:
+        used, weights1 = row_weights(logits_ptr, bias_ptr, used, ROWS, T, E, GROUPS, TOP_GROUPS, TOP_K, SIGMOID, HAS_BIAS,
+                                     NORMALISE, SCALING, GP, SP)  # fmt: skip
+    item_of = tl.cumsum(used, 0) - 1
+    count = tl.sum(used, 0)
+    experts = slot_experts(E, GROUPS, GP, SP)
+    if HAS_SHARED:
+        shared_w = load_slab(shared_w_ptr, rows, 0, SHARED_F, WK, SHARED_B, SHARED_GROUP, D)
+    a = load_item(w_ptr, rows, used, item_of, experts, 0, count, F, D, WK, B, GROUP)
+    b = load_item(w_ptr, rows, used, item_of, experts, 1, count, F, D, WK, B, GROUP)
+    c = load_item(w_ptr, rows, used, item_of, experts, 2, count, F, D, WK, B, GROUP)
+    d = load_item(w_ptr, rows, used, item_of, experts, 3, count, F, D, WK, B, GROUP)
+    depend(PDL)
+    acc0 = tl.zeros((WK, OUTS, ROWS), tl.float32)
+    acc1 = tl.zeros((WK, OUTS, ROWS), tl.float32)
+    if HAS_SHARED:
+        acc0 = product(shared_w, load_rows(shared_h_ptr, SHARED_F, 0, 0, T, SHARED_F, WK, SHARED_B, SHARED_GROUP), acc0)
+        if HALVES > 1:
+            acc1 = product(shared_w, load_rows(shared_h_ptr, SHARED_F, 0, ROWS, T, SHARED_F, WK, SHARED_B, SHARED_GROUP), acc1)
+    for item in range(0, count, 4):
+        next_a = load_item(w_ptr, rows, used, item_of, experts, item + 4, count, F, D, WK, B, GROUP)
+        next_b = load_item(w_ptr, rows, used, item_of, experts, item + 5, count, F, D, WK, B, GROUP)
+        next_c = load_item(w_ptr, rows, used, item_of, experts, item + 6, count, F, D, WK, B, GROUP)
+        next_d = load_item(w_ptr, rows, used, item_of, experts, item + 7, count, F, D, WK, B, GROUP)
+        acc0 = add_item(acc0, a, h_ptr, weights0, used, item_of, item, count, 0, T, F, WK, B, GROUP)
+        acc0 = add_item(acc0, b, h_ptr, weights0, used, item_of, item + 1, count, 0, T, F, WK, B, GROUP)
+        acc0 = add_item(acc0, c, h_ptr, weights0, used, item_of, item + 2, count, 0, T, F, WK, B, GROUP)
+        acc0 = add_item(acc0, d, h_ptr, weights0, used, item_of, item + 3, count, 0, T, F, WK, B, GROUP)
+        if HALVES > 1:
+            acc1 = add_item(acc1, a, h_ptr, weights1, used, item_of, item, count, ROWS, T, F, WK, B, GROUP)
+            acc1 = add_item(acc1, b, h_ptr, weights1, used, item_of, item + 1, count, ROWS, T, F, WK, B, GROUP)
+            acc1 = add_item(acc1, c, h_ptr, weights1, used, item_of, item + 2, count, ROWS, T, F, WK, B, GROUP)
+            acc1 = add_item(acc1, d, h_ptr, weights1, used, item_of, item + 3, count, ROWS, T, F, WK, B, GROUP)
+        a, b, c, d = next_a, next_b, next_c, next_d
+    for half in tl.static_range(HALVES):
+        y = tl.sum(acc0 if half == 0 else acc1, 0)
+        t = half * ROWS + tl.arange(0, ROWS)
+        inside = (rows[:, None] < D) & (t[None, :] < T)
+        tl.store(y_ptr + t[None, :] * D + rows[:, None], y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+def columns_a_warp(width: int) -> int:
+    """How many of an expert's hidden values a warp multiplies in the down product."""
+    return triton.cdiv(width, WARPS)
+
+
+@moe.impl("triton", on="cuda")
+def _moe(
+    residual: torch.Tensor, branch: torch.Tensor, norm: Norm, routing: Routing, experts: Experts, shared: SharedExpert | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if not few(residual):
+        return moe.reference(residual, branch, norm, routing, experts, shared)
+    (T, D), device, dtype = residual.shape, residual.device, residual.dtype
+    E, F = routing.weight.shape[0], experts.down.shape[2]
+    shared_width = 0 if shared is None else shared.down.shape[1]  # type: ignore[union-attr]
+
+    def empty(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    logits, scale = empty(T, E, dtype=torch.float32), empty(T, dtype=torch.float32)
+    stream, y, shared_h = empty(T, D), empty(T, D), empty(T, shared_width)
+    h = empty(min(E, T * routing.top_k), T, F)
+    columns = 64 if D > 256 else 32
+    tiling = {"HALVES": triton.cdiv(T, ROWS.value), "WK": WARPS, "num_warps": WARPS, "device": device}
+    slabs = {"SLABS": triton.cdiv(D, WARPS * columns), "B": columns}
+    router_tiles, half = triton.cdiv(E, OUTS.value), OUTS.value // 2
+    launch(
+        router_kernel, (router_tiles + triton.cdiv(shared_width, half),), residual, branch, norm[0], routing.weight,
+        None if shared is None else shared.gate_up, stream, scale, logits, shared_h, T, E, shared_width, D, norm[1],
+        ROUTER_TILES=router_tiles, LIMIT=0.0 if shared is None else shared.limit, **slabs, **tiling,
+    )  # fmt: skip
+    size = E // routing.num_groups
+    law = {"GROUPS": routing.num_groups, "TOP_GROUPS": routing.top_groups, "TOP_K": routing.top_k,
+           "SIGMOID": routing.score == "sigmoid", "HAS_BIAS": routing.bias is not None, "NORMALISE": routing.normalise,
+           "SCALING": routing.scaling, "GP": next_power_of_2(routing.num_groups), "SP": next_power_of_2(size)}  # fmt: skip
+    launch(
+        up_kernel, (triton.cdiv(F, half), routing.top_k), stream, norm[0], scale, logits, routing.bias, experts.gate_up, h, T,
+        E, F, D, LIMIT=experts.limit, **law, **slabs, **tiling,
+    )  # fmt: skip
+    group, shared_group = columns_a_warp(F), columns_a_warp(max(shared_width, 1))
+    launch(
+        down_kernel, (triton.cdiv(D, OUTS.value),), logits, routing.bias, experts.down, h,
+        None if shared is None else shared.down, shared_h, y, T, E, F, shared_width, D, HAS_SHARED=shared is not None,
+        B=max(16, next_power_of_2(group)), GROUP=group, SHARED_B=max(16, next_power_of_2(shared_group)),
+        SHARED_GROUP=shared_group, **law, **tiling,
+    )  # fmt: skip
+    return y, stream
