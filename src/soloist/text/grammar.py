@@ -68,7 +68,7 @@ class Grammars:
         asked = json.loads(response_format)
         grammar = self._source(asked)
         if reasoning in _AFTER_REASONING:
-            answer = json.loads(grammar)["grammars"]
+            answer = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
             answer[0]["name"] = "answer"
             whole = {"name": "whole", "lark_grammar": _AFTER_REASONING[reasoning] + _REASONING}
             grammar = json.dumps({"grammars": [whole, *answer]})
