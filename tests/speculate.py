@@ -126,8 +126,9 @@ class Driven:
     def _take(self, output: RoundOutput | None) -> int:
         if output is None:
             return 0
-        self.text += output.picks.tokens[: int(output.n)].tolist()
-        return int(output.n)
+        n, _, *picks = output.report.tolist()
+        self.text += picks[:n]
+        return int(n)
 
 
 def watch(

@@ -11,10 +11,10 @@ from soloist.config import SamplingParams
 from soloist.drafters.drafter import NoDraft
 from soloist.drafters.width import AutoWidth
 from soloist.ops import accept as accept_op
-from soloist.runtime import round as round_module
+from soloist.ops import finish_round as finish_module
 from soloist.runtime.engine import Engine, Request
 from soloist.runtime.runner import TokenLogprobs
-from soloist.state.sequence import Sequence
+from soloist.state.buffers import Buffers
 from tests import models, speculate
 from tests.speculate import DRAFTERS, PROMPT, V, engine, plain, run, tokens
 from tests.test_windows import assert_same_state
@@ -179,12 +179,15 @@ def test_negative_control_a_commit_that_keeps_too_much_changes_the_text(
 ) -> None:
     asked = params(0.7)
     answer = plain(kind, asked)
-    right = Sequence.commit
+    right = Buffers.finish
 
-    def keeps_all(self: Sequence, n: torch.Tensor) -> None:
-        right(self, n + (n > 1))
+    def keeps_all(self: Buffers, *given: Any) -> torch.Tensor:
+        report, (length, live, slots) = right(self, *given), given[-1]
+        live.add_(report[:1] > 1).remainder_(slots)
+        length.add_(report[:1] > 1)
+        return report
 
-    monkeypatch.setattr(Sequence, "commit", keeps_all)
+    monkeypatch.setattr(Buffers, "finish", keeps_all)
     assert tokens(run(engine(kind, DRAFTERS["mixed"](answer, 5)), asked)) != answer
 
 
@@ -196,5 +199,5 @@ def test_negative_control_an_acceptance_one_too_long_changes_the_text(monkeypatc
         n, done = accept_op.accept(picks, window, *rest)
         return (n + 1).clamp_max(len(picks)), done
 
-    monkeypatch.setattr(round_module, "accept", generous)
+    monkeypatch.setattr(finish_module, "accept", generous)
     assert tokens(run(engine("llama", DRAFTERS["mixed"](answer, 5)), asked)) != answer

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import torch
 
 from soloist.models.decoder import Output
-from soloist.ops.accept import accept
 from soloist.runtime.round import Parts, RoundOutput
 from soloist.runtime.sampler import Sampler
 
@@ -21,17 +20,17 @@ def prefill(parts: Parts, sampler: Sampler, prompt: torch.Tensor, chunk: int) ->
     bufs, S = parts.bufs, prompt.shape[0]
     for out in _chunks(parts, prompt, chunk):
         end = out.window.num_positions
-        rows = torch.tensor([out.ids.shape[0]], device=prompt.device)
+        rows = prompt.new_full((1,), out.ids.shape[0])
         if end < S:
             parts.drafter.observe(out, prompt[end - out.ids.shape[0] + 1 : end + 1], rows)
             yield None
             continue
         row = out.window.positions[-1:]
-        picks = sampler(parts.model.logits(out.hidden[-1:]), prompt[-1:], row)
-        n, done = accept(picks.tokens, prompt[-1:], bufs.is_stop, bufs.budget, bufs.done)
-        bufs.append(picks.tokens, n, done, row)
-        parts.drafter.observe(out, torch.cat((out.ids[1:], picks.tokens)), rows)
-        yield RoundOutput(picks, n, done, parts.drafter.confidence)
+        logits = parts.model.logits(out.hidden[-1:])
+        scores, noise = sampler.scores(logits, prompt[-1:], row)
+        report = bufs.finish(scores, noise, prompt[-1:], row, (row.clone(), torch.zeros_like(row), 1))
+        parts.drafter.observe(out, torch.cat((out.ids[1:], report[2:])), rows)
+        yield RoundOutput(report, sampler.logprobs(logits, report[2:]), parts.drafter.confidence)
 
 
 def teacher_forced(parts: Parts, ids: torch.Tensor, chunk: int) -> torch.Tensor:

@@ -13,8 +13,7 @@ import torch
 
 from soloist.drafters.drafter import Drafter
 from soloist.models.decoder import Decoder, Output
-from soloist.ops.accept import accept
-from soloist.runtime.sampler import Picks, Sampler
+from soloist.runtime.sampler import Logprobs, Sampler
 from soloist.state.buffers import Buffers
 from soloist.state.sequence import Sequence, Window
 
@@ -31,14 +30,13 @@ class Parts:
 
 @dataclass(frozen=True)
 class RoundOutput:
-    """What a round leaves for the host, on the device: of the picks [T] the first n [1] were emitted; done [1];
-    confidence, the drafter's after the round, which the next one overwrites.
+    """What a round leaves for the host, on the device: the report of `finish_round` [2 + T]; logprobs of the picks, where
+    asked for; confidence, the drafter's after the round, which the next one overwrites.
     """
 
-    picks: Picks
-    n: torch.Tensor
-    done: torch.Tensor
-    confidence: torch.Tensor | None = None
+    report: torch.Tensor
+    logprobs: Logprobs | None
+    confidence: torch.Tensor | None
 
 
 Follow = Callable[[torch.Tensor], Callable[[], None]]
@@ -75,10 +73,9 @@ def draft(parts: Parts, sampler: Sampler, bound: int, width: int) -> tuple[Windo
 
 def settle(parts: Parts, sampler: Sampler, out: Output) -> RoundOutput:
     """Pick, accept, commit, append, once the model has run over the window."""
-    bufs, drafter, positions = parts.bufs, parts.drafter, out.window.positions
-    picks = sampler(parts.model.logits(out.hidden), out.ids, positions, drafter.law)
-    n, done = accept(picks.tokens, out.ids, bufs.is_stop, bufs.budget, bufs.done)
-    bufs.append(picks.tokens, n, done, positions)
-    drafter.observe(out, picks.tokens, n)
-    parts.sequence.commit(n)
-    return RoundOutput(picks, n, done, drafter.confidence)
+    drafter, positions = parts.drafter, out.window.positions
+    logits = parts.model.logits(out.hidden)
+    scores, noise = sampler.scores(logits, out.ids, positions, drafter.law)
+    report = parts.bufs.finish(scores, noise, out.ids, positions, parts.sequence.counters)
+    drafter.observe(out, report[2:], report[:1])
+    return RoundOutput(report, sampler.logprobs(logits, report[2:]), drafter.confidence)

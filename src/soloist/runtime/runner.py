@@ -81,17 +81,12 @@ class EagerRunner:
 
 def to_host(output: RoundOutput, begun: float) -> RoundResult:
     """Copy a round's result to the host. Waits for the device; the round takes from `begun` on the clock until then."""
-    picks, n_host = output.picks, int(output.n)
-    tokens = picks.tokens[:n_host].tolist()
-    logprobs = None
-    if picks.logprobs is not None:
-        assert picks.top_tokens is not None and picks.top_logprobs is not None
-        rows = zip(
-            tokens, picks.logprobs.tolist(), picks.top_tokens.tolist(), picks.top_logprobs.tolist(), strict=False
-        )
+    n_host, done, *picks = output.report.tolist()
+    tokens, logprobs = picks[:n_host], None
+    if output.logprobs is not None:
+        rows = zip(tokens, *(values.tolist() for values in output.logprobs), strict=False)
         logprobs = [
             TokenLogprobs(token, own, dict(zip(ids, values, strict=True))) for token, own, ids, values in rows
         ]
     confidence = None if output.confidence is None else output.confidence.tolist()
-    drafted, done = picks.tokens.shape[0] - 1, int(output.done)
-    return RoundResult(tokens, logprobs, drafted, done, (time.perf_counter() - begun) * 1e3, confidence)
+    return RoundResult(tokens, logprobs, len(picks) - 1, done, (time.perf_counter() - begun) * 1e3, confidence)

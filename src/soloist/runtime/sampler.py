@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from soloist.config import SamplingParams
 from soloist.ops.allow import allow
-from soloist.ops.noise import gumbel
 from soloist.ops.penalise import penalise
+from soloist.ops.pick import Noise, pick
 from soloist.ops.rejection import pick_or_reject
 from soloist.ops.truncate import truncate
 from soloist.state.buffers import Buffers
 
 
-@dataclass(frozen=True)
-class Picks:
-    """tokens [T]; with logprobs also the picked tokens' [T], and the best alternatives' ids and values [T, L], fp32."""
+class Logprobs(NamedTuple):
+    """The picked tokens' [T], and the best alternatives' ids and values [T, L]; fp32."""
 
-    tokens: torch.Tensor
-    logprobs: torch.Tensor | None = None
-    top_tokens: torch.Tensor | None = None
-    top_logprobs: torch.Tensor | None = None
+    own: torch.Tensor
+    top_tokens: torch.Tensor
+    top: torch.Tensor
 
 
 class Sampler:
@@ -39,7 +37,7 @@ class Sampler:
             return torch.tensor([value], dtype=torch.float32, device=device)
 
         p = params
-        self.temperature = scalar(p.temperature)
+        self.temperature, self._one = scalar(p.temperature), scalar(1.0)
         self.top_k = torch.tensor([p.top_k], device=device)
         self.top_p, self.min_p = scalar(p.top_p), scalar(p.min_p)
         self.penalties = scalar(p.presence_penalty), scalar(p.frequency_penalty), scalar(p.repetition_penalty)
@@ -50,37 +48,39 @@ class Sampler:
                 list(p.logit_bias.values()), device=device
             )
 
-    def __call__(
+    def scores(
         self, logits: torch.Tensor, window: torch.Tensor, positions: torch.Tensor, law: torch.Tensor | None = None
-    ) -> Picks:
-        """Pick one token a row.
+    ) -> tuple[torch.Tensor, Noise | None]:
+        """What one token a row is picked from, as `finish_round` takes it: scores and noise, or the picks themselves.
 
         Args: logits [T, V] fp32; window [T], the tokens of the rows; positions [T], the rows' places. Row j picks for
             place positions[j] + 1, given the tokens window[1 .. j] before it. law: see `Drafter`.
         """
-        tokens = self._pick(self._process(logits, window), window, positions, law)
+        scores, noise = self._temper(self._process(logits, window))
+        if self.rejection and noise is not None:
+            return pick_or_reject(softened(scores, noise), window, law, positions + 1, self.bufs.seed), None
+        return scores, noise
+
+    def logprobs(self, logits: torch.Tensor, picks: torch.Tensor) -> Logprobs | None:
+        """Of the model's own distributions, logits [T, V], where the request asks for them."""
         if self.params.logprobs is None:
-            return Picks(tokens)
+            return None
         own = torch.log_softmax(logits, -1)
         best = own.sort(dim=-1, descending=True, stable=True)
         count = self.params.logprobs
-        return Picks(
-            tokens, own.gather(1, tokens[:, None])[:, 0], best.indices[:, :count], best.values[:, :count]
-        )
+        return Logprobs(own.gather(1, picks[:, None])[:, 0], best.indices[:, :count], best.values[:, :count])
 
     def draft(self, logits: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See drafters.drafter.Draw. Penalties and min_tokens are left out: they change few picks."""
         if self.bias is not None:
             logits = logits + self.bias
-        if self.params.greedy:
-            return self.forced(logits.argmax(-1), places), None
-        logits = self._temper(logits)
-        drawn = (logits + gumbel(places, self.bufs.seed, logits.shape[-1])).argmax(-1)
+        scores, noise = self._temper(logits)
+        drawn = pick(scores, places, noise)
         tokens = self.forced(drawn, places)
-        if not self.rejection:
+        if not self.rejection or noise is None:
             return tokens, None
         certain = torch.zeros_like(logits).scatter_(1, tokens[:, None], 1.0)
-        law = torch.softmax(logits, -1)
+        law = torch.softmax(softened(scores, noise), -1)
         return tokens, torch.where((tokens == drawn)[:, None], law, certain)
 
     def forced(self, drafts: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
@@ -105,21 +105,17 @@ class Sampler:
             logits = allow(logits, bufs.allowed[: logits.shape[0]])
         return logits
 
-    def _pick(
-        self, logits: torch.Tensor, window: torch.Tensor, positions: torch.Tensor, law: torch.Tensor | None
-    ) -> torch.Tensor:
-        """argmax gives ties to the lower token."""
-        if self.params.greedy:
-            return logits.argmax(-1)
-        logits = self._temper(logits)
-        if self.rejection:
-            return pick_or_reject(logits, window, law, positions + 1, self.bufs.seed)
-        return (logits + gumbel(positions + 1, self.bufs.seed, logits.shape[-1])).argmax(-1)
-
-    def _temper(self, logits: torch.Tensor) -> torch.Tensor:
-        """Temperature and truncation."""
+    def _temper(self, logits: torch.Tensor) -> tuple[torch.Tensor, Noise | None]:
+        """Scores and noise of `pick`: truncation needs the temperature first, and then the noise has none of its own."""
         p = self.params
-        logits = (logits - logits.amax(-1, keepdim=True)) / self.temperature
-        if p.top_k > 0 or p.top_p < 1 or p.min_p > 0:
-            logits = truncate(logits, self.top_k, self.top_p, self.min_p)
-        return logits
+        if p.greedy:
+            return logits, None
+        if p.top_k < 1 and p.top_p >= 1 and p.min_p <= 0:
+            return logits, (self.temperature, self.bufs.seed)
+        scores = softened(logits, (self.temperature, self.bufs.seed))
+        return truncate(scores, self.top_k, self.top_p, self.min_p), (self._one, self.bufs.seed)
+
+
+def softened(scores: torch.Tensor, noise: Noise) -> torch.Tensor:
+    """The logits [T, V] that `pick` adds its noise to: the largest is 0."""
+    return (scores - scores.amax(-1, keepdim=True)) / noise[0]

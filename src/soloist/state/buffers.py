@@ -9,6 +9,8 @@ import torch
 from soloist.config import MAX_WINDOW
 from soloist.ops.accept import RUNNING
 from soloist.ops.allow import num_words
+from soloist.ops.finish_round import finish_round
+from soloist.ops.pick import Noise
 
 
 class Buffers:
@@ -45,16 +47,17 @@ class Buffers:
         if stop_ids:
             self.is_stop[torch.tensor(stop_ids, device=self.is_stop.device)] = True
 
-    def append(self, picks: torch.Tensor, n: torch.Tensor, done: torch.Tensor, positions: torch.Tensor) -> None:
-        """Emit the first n [1] of picks [T]; the last of them becomes the anchor. n = 0 changes nothing.
+    def finish(
+        self,
+        scores: torch.Tensor,
+        noise: Noise | None,
+        window: torch.Tensor,
+        positions: torch.Tensor,
+        counters: tuple[torch.Tensor, torch.Tensor, int],
+    ) -> torch.Tensor:
+        """Emit what `finish_round` accepts; the last token of it becomes the anchor.
 
-        positions [T]: places of the window's rows; pick j takes the place after row j.
+        counters: length, live and slots of the sequence, to be advanced as far.   Returns: see `finish_round`.
         """
-        rows = torch.arange(picks.shape[0], device=picks.device)
-        self.history.index_copy_(0, positions + 1, picks)
-        self.counts.scatter_add_(0, picks, (rows < n).long())
-        last = picks.gather(0, (n - 1).clamp_min(0))
-        torch.where(n > 0, last, self.anchor, out=self.anchor)
-        self.emitted += n
-        self.budget -= n
-        self.done.copy_(done)
+        return finish_round(scores, noise, window, positions, self.is_stop, self.history, self.counts, self.anchor,
+                            self.emitted, self.budget, self.done, *counters)  # fmt: skip

@@ -174,9 +174,14 @@ class Sequence:
         else:
             table = self.pages.table[: -(-bound // PAGE_SIZE)]
             page = self.pages.table[positions // PAGE_SIZE]
-        place = Place(self.length, page, positions % PAGE_SIZE, table, start_host)
+        place = Place(positions[:1], page, positions % PAGE_SIZE, table, start_host)
         prefill = start_host is not None
         return Window(positions, place, self.live, self.base_length, bound, prefill)
+
+    @property
+    def counters(self) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """What a commit advances: length, live, and the number of slots that live goes round in."""
+        return self.length, self.live, self.max_window + 1
 
     def commit(self, n: torch.Tensor) -> None:
         """Keep the first n [1] tokens of the last window; n on the device, 0 keeps none."""
