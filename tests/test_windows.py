@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from soloist.ops.paged_attention import gather
-from soloist.state.sequence import Sequence, Snapshot
+from soloist.state.sequence import Sequence
 from tests import models
 
 KINDS = list(models.CONFIGS)
@@ -39,6 +38,20 @@ def test_window_of_T_rows_has_the_bits_of_T_windows_of_one_row(kind: str, dtype:
             assert torch.equal(rows, expected[first - PROMPT : first - PROMPT + T]), (T, first)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prompt_cut_at_multiples_of_64_gives_the_bits_of_a_whole_one(kind: str, dtype: torch.dtype) -> None:
+    """On a CPU. Prefix reuse relies on it, and tries it on the model at hand."""
+    model = models.decoder(kind, dtype)
+    for total in (193, 200, 208, 209, 230):
+        text, found = models.ids(total), []
+        for chunk in (total, 64, 128, 192):
+            state = models.sequence(kind, dtype)
+            state.base_length.fill_(total)
+            found.append(models.feed_prompt(model, state, text, chunk))
+        assert all(torch.equal(each, found[0]) for each in found), total
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_do_not_depend_on_how_the_prompt_is_cut(kind: str) -> None:
     text, model = models.ids(150), models.decoder(kind)
@@ -52,22 +65,14 @@ def test_logits_do_not_depend_on_how_the_prompt_is_cut(kind: str) -> None:
         assert (found - expected).norm() / expected.norm() <= 1e-5
 
 
-def canonical(state: Sequence) -> Snapshot:
-    return state.snapshot()
-
-
 def assert_same_state(a: Sequence, b: Sequence) -> None:
     """Bit-equal committed state: cached positions, last conv inputs, live matrices."""
-    x, y = canonical(a), canonical(b)
-    assert x.length == y.length
-    for left, right in zip((*x.histories, *x.matrices), (*y.histories, *y.matrices), strict=True):
-        assert torch.equal(left, right)
-    for p, q in zip(a.caches, b.caches, strict=True):
-        if isinstance(p, torch.Tensor) and isinstance(q, torch.Tensor):
-            left, right = (gather(c, torch.tensor(s.pages), s.length) for c, s in ((p, x), (q, y)))
-            assert torch.equal(left, right)
-    a.release(x)
-    b.release(y)
+    length = int(a.length)
+    assert length == int(b.length)
+    x, y = a.recurrence(), b.recurrence()
+    pairs = [*zip(x.histories, y.histories, strict=True), *zip(x.matrices, y.matrices, strict=True)]
+    pairs += zip(a.rows(0, length), b.rows(0, length), strict=True)
+    assert pairs and all(torch.equal(left, right) for left, right in pairs)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -110,20 +115,19 @@ def test_negative_control_a_commit_that_keeps_one_row_too_many_is_caught(kind: s
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_restore_continues_exactly_where_the_snapshot_was_taken(kind: str) -> None:
+def test_a_text_resumed_from_copies_goes_on_exactly_as_it_did(kind: str) -> None:
     text, model = models.ids(200), models.decoder(kind)
     state = models.sequence(kind)
     models.feed_prompt(model, state, text[:130])  # into the second page
-    taken = state.snapshot()
+    rows, recurrence = state.rows(0, 130), state.recurrence()
     expected = models.feed_window(model, state, text[130:140], 10)
-    models.feed_window(model, state, text[:7], 7)  # overwrites what the snapshot shares, if it shared too much
     for _ in range(2):
-        state.restore(taken)
-        assert int(state.length) == 130
+        state.reset(0)
+        models.feed_prompt(model, state, text[60:])  # another text in between
+        state.reset(0)
+        state.put_rows(0, rows)
+        state.resume(130, recurrence)
         assert torch.equal(models.feed_window(model, state, text[130:140], 10), expected)
-    state.release(taken)
-    state.reset(0)
-    assert state.pages.num_free == len(state.pages.table)
 
 
 @pytest.mark.parametrize("kind", ["ling-flash", "llama"])

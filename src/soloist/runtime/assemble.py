@@ -15,8 +15,7 @@ from soloist.models.registry import load_decoder, read_config
 from soloist.runtime.engine import Engine
 from soloist.runtime.round import Parts
 from soloist.state.buffers import Buffers
-from soloist.state.pages import PAGE_SIZE
-from soloist.state.sequence import Sequence
+from soloist.state.sequence import PAGE_SIZE, Sequence
 from soloist.weights.checkpoint import Checkpoint
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

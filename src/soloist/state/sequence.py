@@ -1,6 +1,7 @@
 """The state of the running sequence: a window gives room, `commit(n)` keeps its first n tokens, the rest never happened.
 
-Positional caches need nothing for that: readers stop at the length, the next window overwrites what lies beyond.
+Positional caches need nothing for that: readers stop at the length, the next window overwrites what lies beyond. They
+are stored in pages, which lie in the order of the positions: there is one sequence, so no table is needed to find them.
 Recurrent matrices are kept after every token of a window, in the T slots after the live one, round the end; committing n
 makes the n-th of them live, and 0 leaves the live one, which no window overwrites.
 """
@@ -14,7 +15,9 @@ import numpy as np
 import torch
 
 from soloist.ops.gqa import Place
-from soloist.state.pages import PAGE_SIZE, Pages
+
+PAGE_SIZE = 128
+"""Positions a page."""
 
 
 @dataclass(frozen=True)
@@ -85,14 +88,17 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Snapshot:
-    """A sequence between two rounds: its page chain, and copies of what is overwritten in place."""
+class Recurrence:
+    """Where the recurrent layers stand behind a position: copies of their last conv inputs [W - 1, channels] and of
+    their matrices [H, Dk, Dv]. Such a layer cannot go back, so only where one of these was taken can a text be resumed.
+    """
 
-    length: int
-    pages: tuple[int, ...]
-    histories: tuple[torch.Tensor, ...]
-    matrices: tuple[torch.Tensor, ...]
-    base_length: int
+    histories: tuple[torch.Tensor, ...] = ()
+    matrices: tuple[torch.Tensor, ...] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in (*self.histories, *self.matrices))
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -107,29 +113,22 @@ class Sequence:
     """Caches and counters of one sequence.
 
     length [1] int64 on the device: committed positions. Window tokens take the positions after it.
-    `spare_pages` are there for snapshots, which share full pages and make the running sequence copy its last one.
+    num_resets: sequences begun so far; as long as it stays, what was written before the length is still there.
     """
 
-    def __init__(
-        self,
-        specs: list[CacheSpec],
-        context_length: int,
-        max_window: int,
-        device: torch.device,
-        spare_pages: int = 4,
-    ):
-        num_pages = -(-(context_length + max_window) // PAGE_SIZE) + spare_pages  # the last window may stick out
+    def __init__(self, specs: list[CacheSpec], context_length: int, max_window: int, device: torch.device):
+        self.num_pages = -(-(context_length + max_window) // PAGE_SIZE)  # the last window may stick out
         self.device, self.context_length, self.max_window = device, context_length, max_window
-        self.pages = Pages(num_pages, device)
+        self.num_resets = 0
         self.length = torch.zeros(1, dtype=torch.int64, device=device)
         self.live = torch.zeros(1, dtype=torch.int64, device=device)
         self.base_length = torch.zeros(1, dtype=torch.int64, device=device)
         self.caches: list[torch.Tensor | Recurrent] = [
-            self._paged(spec, num_pages) if isinstance(spec, PagedSpec) else self._recurrent(spec) for spec in specs
+            self._paged(spec) if isinstance(spec, PagedSpec) else self._recurrent(spec) for spec in specs
         ]
 
-    def _paged(self, spec: PagedSpec, num_pages: int) -> torch.Tensor:
-        return zeros((num_pages, spec.heads, PAGE_SIZE, spec.width), spec.dtype, self.device)
+    def _paged(self, spec: PagedSpec) -> torch.Tensor:
+        return zeros((self.num_pages, spec.heads, PAGE_SIZE, spec.width), spec.dtype, self.device)
 
     def _recurrent(self, spec: RecurrentSpec) -> Recurrent:
         rows = self.max_window + spec.conv_width - 1
@@ -138,10 +137,14 @@ class Sequence:
         return Recurrent(history, states, spec.conv_width)
 
     def add(self, spec: PagedSpec) -> torch.Tensor:
-        """A cache beside the model's, for a drafter: in the same pages, so snapshots hold it too."""
-        cache = self._paged(spec, len(self.pages.table))
+        """A cache beside the model's, for a drafter: indexed by the same positions, and kept with them."""
+        cache = self._paged(spec)
         self.caches.append(cache)
         return cache
+
+    @property
+    def positional(self) -> list[torch.Tensor]:
+        return [cache for cache in self.caches if isinstance(cache, torch.Tensor)]
 
     @property
     def recurrent(self) -> list[Recurrent]:
@@ -149,7 +152,7 @@ class Sequence:
 
     def reset(self, base_length: int) -> None:
         """Start a new sequence whose prompt has `base_length` tokens."""
-        self.pages.clear()
+        self.num_resets += 1
         self.length.zero_()
         self.live.zero_()
         self.base_length.fill_(base_length)
@@ -167,14 +170,8 @@ class Sequence:
 
     def _window(self, T: int, bound: int, start_host: int | None) -> Window:
         assert bound <= self.context_length + self.max_window, (bound, self.context_length)
-        self.pages.reserve(bound)
         positions = self.length + torch.arange(T, device=self.device)
-        if self.pages.in_order:
-            table, page = None, positions // PAGE_SIZE
-        else:
-            table = self.pages.table[: -(-bound // PAGE_SIZE)]
-            page = self.pages.table[positions // PAGE_SIZE]
-        place = Place(positions[:1], page, positions % PAGE_SIZE, table, start_host)
+        place = Place(positions[:1], positions // PAGE_SIZE, positions % PAGE_SIZE, None, start_host)
         prefill = start_host is not None
         return Window(positions, place, self.live, self.base_length, bound, prefill)
 
@@ -193,49 +190,41 @@ class Sequence:
         self.length += T
         self.live.zero_()
 
-    def snapshot(self) -> Snapshot:
-        """The sequence as it is now. Between rounds only; reads the length."""
-        length_host = int(self.length)
-        taken = Snapshot(
-            length_host,
-            self.pages.share(length_host),
-            tuple(self._last_inputs(cache, length_host) for cache in self.recurrent),
+    def rows(self, start: int, end: int) -> tuple[torch.Tensor, ...]:
+        """Copies of what the positional caches hold at start .. end - 1: [end - start, heads, width] each."""
+        page, offset = self._places(start, end)
+        return tuple(cache[page, :, offset] for cache in self.positional)
+
+    def put_rows(self, start: int, rows: tuple[torch.Tensor, ...]) -> None:
+        """Write copied rows back to the positions from `start` on. Caches added since they were taken keep theirs."""
+        page, offset = self._places(start, start + rows[0].shape[0])
+        for cache, copied in zip(self.positional, rows, strict=False):
+            cache[page, :, offset] = copied
+
+    def _places(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        positions = torch.arange(start, end, device=self.device)
+        return positions // PAGE_SIZE, positions % PAGE_SIZE
+
+    def recurrence(self) -> Recurrence:
+        """Where the recurrent layers stand now. Between rounds only; reads the length."""
+        length_host = int(self.length) if self.recurrent else 0
+        return Recurrence(
+            tuple(cache.history[self._last_inputs(cache, length_host)] for cache in self.recurrent),
             tuple(cache.states.index_select(0, self.live)[0] for cache in self.recurrent),
-            int(self.base_length),
         )
-        self._own_page(length_host)
-        return taken
 
     def _last_inputs(self, cache: Recurrent, length: int) -> torch.Tensor:
-        """Conv inputs of the positions length - W + 1 .. length - 1: [W - 1, channels]."""
-        return cache.history[self._history_rows(cache, length)].clone()
-
-    def _history_rows(self, cache: Recurrent, length: int) -> torch.Tensor:
+        """Where the history keeps the positions length - W + 1 .. length - 1."""
         rows = torch.arange(length - cache.conv_width + 1, length, device=self.device)
         return rows % cache.history.shape[0]
 
-    def restore(self, snapshot: Snapshot) -> None:
-        """Continue from a snapshot, which stays valid."""
-        self.pages.adopt(snapshot.pages)
-        self.length.fill_(snapshot.length)
+    def resume(self, length: int, recurrence: Recurrence) -> None:
+        """Continue behind `length` positions, whose rows must be in place. Call after `reset`."""
+        self.length.fill_(length)
         self.live.zero_()
-        self.base_length.fill_(snapshot.base_length)
-        for cache, inputs, matrix in zip(self.recurrent, snapshot.histories, snapshot.matrices, strict=True):
-            cache.history[self._history_rows(cache, snapshot.length)] = inputs
+        for cache, inputs, matrix in zip(self.recurrent, recurrence.histories, recurrence.matrices, strict=True):
+            cache.history[self._last_inputs(cache, length)] = inputs
             cache.states[0] = matrix
-        self._own_page(snapshot.length)
-
-    def _own_page(self, position: int) -> None:
-        copied = self.pages.own(position)
-        if copied is not None:
-            source, target = copied
-            for cache in self.caches:
-                if isinstance(cache, torch.Tensor):
-                    cache[target] = cache[source]
-
-    def release(self, snapshot: Snapshot) -> None:
-        """Let go of the pages a snapshot holds."""
-        self.pages.release(snapshot.pages)
 
     def state_bytes(self) -> int:
         """Bytes of all caches."""
