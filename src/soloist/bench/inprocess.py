@@ -22,6 +22,7 @@ from soloist.drafters.scripted import ScriptedDrafter
 from soloist.errors import UserError
 from soloist.llm import LLM
 from soloist.runtime.traffic import read_rate, token_traffic
+from soloist.text.tokenizer import Tokenizer
 from soloist.weights.checkpoint import open_checkpoint
 from soloist.weights.hub import resolve_model_path
 
@@ -160,9 +161,9 @@ def drafter_label(model: str, variant: Variant, settings: Mapping[str, Any]) -> 
     return files_sha256(_weight_files(folder)) if folder.exists() else ""
 
 
-def tokenizer_label(llm: LLM, model: str) -> str:
+def tokenizer_label(tokenizer: Tokenizer | None, model: str) -> str:
     """The hash of the tokenizer's definition, with the chat templates."""
-    if llm.tokenizer is None:
+    if tokenizer is None:
         return "none"
     checkpoint = open_checkpoint(resolve_model_path(model))
     try:

@@ -11,29 +11,19 @@ import datetime
 import itertools
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tqdm import tqdm
 
 import soloist
 from soloist.bench.card import sampling_params
 from soloist.bench.flags import find_flags, prompt_flags
-from soloist.bench.inprocess import (
-    InProcess,
-    LlmEncoder,
-    Models,
-    drafter_label,
-    limit_of,
-    memory_rate,
-    plan_of,
-    tokenizer_label,
-    weights_label,
-)  # fmt: skip
-from soloist.bench.machine import Conditions, read_machine
-from soloist.bench.prompts import Encoder, build_prompts, prompts_sha256
+from soloist.bench.inprocess import InProcess, limit_of, memory_rate, plan_of
+from soloist.bench.machine import Conditions
+from soloist.bench.prepare import Bench, Server, prepare, prepare_server
 from soloist.bench.recording import Place, record_events
 from soloist.bench.records import (
     SCHEMA_VERSION,
@@ -41,80 +31,18 @@ from soloist.bench.records import (
     Check,
     Condition,
     Flag,
-    Machine,
     RequestRecord,
     RunFile,
     Variant,
     Workload,
     round_lines,
     rounds_path,
-)  # fmt: skip
+)
 from soloist.bench.summarise import summarise_run, verdicts_of
-from soloist.bench.target import Prompt, Target
 from soloist.bench.texts import Reference, finite_logits, greedy_after_sampled, text_checks
-from soloist.errors import UserError
 from soloist.ops.op import chosen_ops
 
-if TYPE_CHECKING:
-    from soloist.llm import LLM
-
 SAVE_S = 60.0
-
-
-@dataclass
-class Bench:
-    """A card with everything it needs to run. `card` is complete: hashes of weights, tokenizer and prompts filled in."""
-
-    card: Card
-    targets: dict[str, Target]
-    prompts: dict[str, list[Prompt]]
-    machine: Machine
-    model: LLM | None
-    reference: LLM | None
-    close: Callable[[], None]
-
-    @property
-    def on_gpu(self) -> bool:
-        return self.model is not None and self.model.plan.device.startswith("cuda")
-
-
-def prepare(card: Card, folder: Path, progress: bool = False) -> Bench:
-    """Load the card's model and draw its prompts.   Raises: UserError for what cannot be had.
-
-    folder: for what the run needs on disk while it lasts.
-    """
-    models = Models(card, folder, progress)
-    targets: dict[str, Target] = {variant.name: models.target(variant) for variant in card.variants}
-    llm = models.any()
-    variants = tuple(
-        dataclasses.replace(v, drafter_weights=drafter_label(card.model, v, {**card.settings, **v.settings}))
-        for v in card.variants
-    )
-    card = dataclasses.replace(
-        card, variants=variants, weights=weights_label(card.model, card.seed), tokenizer=tokenizer_label(llm, card.model)
-    )
-    card, prompts = with_prompts(card, LlmEncoder(llm))
-    machine = read_machine(llm.plan.threads)
-    return Bench(card, targets, prompts, machine, llm, None, models.close)
-
-
-def with_prompts(card: Card, encoder: Encoder | None) -> tuple[Card, dict[str, list[Prompt]]]:
-    """The card with its prompts' hashes, and the prompts by workload, those of the warm-up last.
-
-    Raises: UserError for a hash in the card that the prompts do not have.
-    """
-    prompts, workloads = {}, []
-    for workload in card.workloads:
-        made = build_prompts(workload, card.seed, encoder, card.warm_up)
-        sha256 = prompts_sha256(made[: workload.num_prompts])
-        if workload.prompts_sha256 not in ("", sha256):
-            raise UserError(
-                f"workload {workload.name}: its prompts have the hash {sha256}, the card wants {workload.prompts_sha256}; "
-                "prompts, tokenizer or lengths differ"
-            )
-        prompts[workload.name] = made
-        workloads.append(dataclasses.replace(workload, prompts_sha256=sha256))
-    return dataclasses.replace(card, workloads=tuple(workloads)), prompts
 
 
 @dataclass
@@ -269,10 +197,12 @@ def _run_file(
     )
 
 
-def run_card(card: Card, output: Path, command: str = "", progress: bool = False) -> RunFile:
-    """Run a card in this process.   Raises: UserError for what cannot be had."""
+def run_card(
+    card: Card, output: Path, command: str = "", progress: bool = False, server: Server | None = None
+) -> RunFile:
+    """Run a card in this process, or on a server.   Raises: UserError for what cannot be had."""
     with tempfile.TemporaryDirectory() as folder:
-        bench = prepare(card, Path(folder), progress)
+        bench = prepare(card, Path(folder), progress) if server is None else prepare_server(card, server, progress)
         try:
             return run(bench, output, command, progress)
         finally:

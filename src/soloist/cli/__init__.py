@@ -20,6 +20,7 @@ COMMANDS = {
     "generate": "answer one prompt",
     "chat": "talk with a model in the terminal",
     "serve": "serve a model with OpenAI's API",
+    "bench": "measure a workload card, compare runs, write reports",
     "train": "train nano, its NEXTN layer or a DSpark drafter",
     "explain": "show how a model would run here, op by op, and what bounds its speed",
     "doctor": "say why this machine will be slow, and what to do about it",
