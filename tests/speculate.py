@@ -39,12 +39,18 @@ DRAFTERS: dict[str, Make] = {
 
 
 def engine(
-    kind: str, drafter: Drafter, widths: WidthChoice | None = None, rejection: bool = False, chunk: int = 512
+    kind: str,
+    drafter: Drafter,
+    widths: WidthChoice | None = None,
+    rejection: bool = False,
+    chunk: int = 512,
+    prefix_cache_bytes: int = 0,
 ) -> Engine:
     model = models.decoder(kind)
     state = State(model.cache_specs(), CONTEXT, MAX_WINDOW, torch.device("cpu"))
     bufs = Buffers(V, CONTEXT + MAX_WINDOW + 1, torch.device("cpu"))
-    return Engine(Parts(model, state, bufs, drafter), V, chunk, widths or FixedWidth(drafter.width), rejection)
+    widths, parts = widths or FixedWidth(drafter.width), Parts(model, state, bufs, drafter)
+    return Engine(parts, V, chunk, widths, rejection, prefix_cache_bytes)
 
 
 def run(
@@ -110,11 +116,11 @@ class Driven:
         self.served, self.text = served, list(prompt)
         parts, ids = served.parts, torch.tensor(prompt)
         with torch.inference_mode():
-            parts.sequence.reset(len(prompt))
+            served.prefixes.begin(prompt)
             parts.bufs.start(ids, CONTEXT, (), params.seed or 0)
             parts.drafter.reset()
             self._sampler = Sampler(params, parts.bufs, served.rejection)
-            for output in prefill(parts, self._sampler, ids, served.prefill_chunk):
+            for output in prefill(parts, self._sampler, ids, served.prefill_chunk, served.prefixes):
                 self._take(output)
 
     def round(self, width: int) -> int:

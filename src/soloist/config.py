@@ -157,6 +157,7 @@ class EngineConfig:
     dtype: str = "auto"
     context_length: int | None = None
     prefill_chunk: int = 512
+    prefix_cache_bytes: int = 1 << 29
     threads: int | None = None
     tensor_parallel: int = 1
     tp_rank_of: int | None = None
@@ -173,6 +174,7 @@ class EngineConfig:
         if self.context_length is not None:
             _whole("context_length", self.context_length, 2, 1 << 24)
         _whole("prefill_chunk", self.prefill_chunk, 1, 1 << 20)
+        _whole("prefix_cache_bytes", self.prefix_cache_bytes, 0, 1 << 50)
         if self.threads is not None:
             _whole("threads", self.threads, 1, 4096)
         self._check_ranks()
@@ -224,6 +226,7 @@ class Plan:
     dtype: str
     context_length: int
     prefill_chunk: int
+    prefix_cache_bytes: int
     threads: int
     drafter: str
     draft_width: int

@@ -33,9 +33,12 @@ Prompt = str | Sequence[int] | Sequence[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Usage:
+    """cached_tokens: the prompt tokens that were not computed, because an earlier prompt began with them too."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,7 @@ class LLM:
             rounds = self._engine.run(request)
             try:
                 for result in rounds:
+                    answer.cached_tokens = self._engine.prefixes.begun
                     if self._cancelled.is_set() or cancelled.is_set():
                         yield answer.cancel()
                         return
@@ -261,6 +265,7 @@ class _Answer:
         self.logprobs: list[TokenLogprobs] | None = None if request.params.logprobs is None else []
         self.text: list[str] = []
         self.started = False
+        self.cached_tokens = 0
         self.drafted = 0
         self.round_ms: float | None = None
 
@@ -323,7 +328,7 @@ class _Answer:
             finish_reason=finish_reason,
             stop_reason=stop_reason,
             logprobs=self.logprobs,
-            usage=Usage(prompt, completion, prompt + completion),
+            usage=Usage(prompt, completion, prompt + completion, self.cached_tokens),
             timings=self.clock.timings(),
         )
         return StreamEvent(tokens, text, logprobs, finish_reason, output, self.drafted, self.round_ms)

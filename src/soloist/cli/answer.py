@@ -61,7 +61,7 @@ def summary(output: Output, plan: Plan) -> str:
     times = output.timings
     parts = [
         f"{output.usage.completion_tokens} tokens",
-        f"TTFT {times.ttft_ms:.0f} ms ({output.usage.prompt_tokens} prompt tokens)",
+        f"TTFT {times.ttft_ms:.0f} ms ({_prompt(output)})",
     ]
     if times.tpot_ms:
         parts += [f"{times.tpot_ms:.2f} ms per token", f"{1e3 / times.tpot_ms:.1f} tok/s"]
@@ -71,6 +71,12 @@ def summary(output: Output, plan: Plan) -> str:
         if times.speedup is not None:
             parts.append(f"{times.speedup:.2f}x plain rounds of {times.plain_round_ms:.2f} ms")
     return " | ".join([*parts, _ending(output, plan)])
+
+
+def _prompt(output: Output) -> str:
+    usage = output.usage
+    known = f", {usage.cached_tokens} of them known" if usage.cached_tokens else ""
+    return f"{usage.prompt_tokens} prompt tokens{known}"
 
 
 def _ending(output: Output, plan: Plan) -> str:

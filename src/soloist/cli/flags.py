@@ -27,6 +27,8 @@ ENGINE_HELP = {
     "dtype": "auto, float32, bfloat16 or float16; auto is float32 on a CPU and the stored type on a GPU",
     "context_length": "tokens of prompt and answer together, none = all the model's positions",
     "prefill_chunk": "prompt tokens computed at once",
+    "prefix_cache_bytes": "memory for what earlier prompts left, so that a prompt which begins like one of them starts "
+    "behind it with the same text; 0 = every prompt is computed whole",
     "threads": "CPU threads, none = OMP_NUM_THREADS where set, otherwise one for each core",
     "tensor_parallel": "processes that share the model, one for each GPU; under torchrun as many as it started",
     "tp_rank_of": "run rank 0 of this many alone and leave communication out, to measure it; its text means nothing",

@@ -25,6 +25,11 @@ class Rotary:
         scale = self.config.attention_factor
         return angles.cos() * scale, angles.sin() * scale
 
+    def variant(self, base_length: int) -> int:
+        """Prompts of lengths with one variant have the same angles at the same places."""
+        dynamic = self.config.kind == "dynamic" and base_length > self.config.original_positions
+        return base_length if dynamic else 0
+
     def _dynamic(self, lengths: torch.Tensor) -> torch.Tensor:
         """NTK frequencies for the context length [T] that each row was computed at: [T, dim/2].
 

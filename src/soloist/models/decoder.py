@@ -136,6 +136,10 @@ class Decoder(nn.Module):
         """Caches of all layers in order."""
         return [spec for layer in self.layers for spec in layer.mixer.cache_specs()]
 
+    def variant(self, base_length: int) -> int:
+        """See `Rotary.variant`: where it differs, equal tokens leave different states."""
+        return max((rotary.variant(base_length) for rotary in self.rotaries.values()), default=0)
+
     def forward(
         self, ids: torch.Tensor, window: Window, caches: Sequence[Cache], taps: Sequence[int] = ()
     ) -> Output:

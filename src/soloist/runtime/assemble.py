@@ -42,7 +42,10 @@ def assemble(config: EngineConfig, checkpoint: Checkpoint, progress: bool = Fals
     sequence = Sequence(decoder.cache_specs(), plan.context_length, MAX_WINDOW, device)
     bufs = Buffers(model_config.vocab_size, plan.context_length + MAX_WINDOW + 1, device)
     parts = Parts(decoder, sequence, bufs, drafter)
-    engine = Engine(parts, model_config.vocab_size, config.prefill_chunk, widths, config.acceptance == "rejection")
+    engine = Engine(
+        parts, model_config.vocab_size, config.prefill_chunk, widths, config.acceptance == "rejection",
+        config.prefix_cache_bytes,
+    )  # fmt: skip
     assert drafter.width == plan.draft_width, (drafter.name, drafter.width, plan.draft_width)
     engine.warm_up()
     return Assembled(engine, plan, model_config)
@@ -68,6 +71,7 @@ def resolve(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Plan, ModelCo
         dtype=str(dtype).removeprefix("torch."),
         context_length=context,
         prefill_chunk=config.prefill_chunk,
+        prefix_cache_bytes=config.prefix_cache_bytes,
         threads=config.threads or environment_threads() or torch.get_num_threads(),
         drafter=drafter,
         draft_width=width,

@@ -16,10 +16,11 @@ from soloist.drafters.width import FixedWidth, WidthChoice
 from soloist.errors import UserError
 from soloist.ops.accept import FULL, STOPPED
 from soloist.runtime.constraint import Constraint
-from soloist.runtime.prefill import prefill, teacher_forced
+from soloist.runtime.prefill import cut_size, prefill, teacher_forced
 from soloist.runtime.round import Parts
 from soloist.runtime.runner import EagerRunner, RoundResult, Runner, to_host
 from soloist.runtime.sampler import Sampler
+from soloist.state.prefix import PrefixCache
 from soloist.text.grammar import Grammar
 
 
@@ -39,15 +40,28 @@ FINISH = {STOPPED: "stop", FULL: "length"}
 
 
 class Engine:
-    """One sequence, one request at a time. `rejection`: accept drafts by rejection sampling instead of equality."""
+    """One sequence, one request at a time.
+
+    rejection: accept drafts by rejection sampling instead of equality. prefix_cache_bytes: what may be kept of earlier
+    prompts beside the sequence itself, 0 for nothing; `prefixes.begun` tells what a request took from there.
+    """
 
     def __init__(
-        self, parts: Parts, vocab_size: int, prefill_chunk: int, widths: WidthChoice, rejection: bool = False
+        self,
+        parts: Parts,
+        vocab_size: int,
+        prefill_chunk: int,
+        widths: WidthChoice,
+        rejection: bool = False,
+        prefix_cache_bytes: int = 0,
     ):
         self.parts, self.vocab_size, self.prefill_chunk = parts, vocab_size, prefill_chunk
         self.widths, self.rejection = widths, rejection
         self.runner: Runner = EagerRunner(parts)
         parts.drafter.bind(parts.model, parts.sequence, parts.bufs)
+        with torch.inference_mode():
+            size = cut_size(parts, prefill_chunk) if prefix_cache_bytes else prefill_chunk
+        self.prefixes = PrefixCache(parts.sequence, size, prefix_cache_bytes)
 
     @property
     def context_length(self) -> int:
@@ -91,7 +105,7 @@ class Engine:
 
     @torch.inference_mode()
     def run(self, request: Request) -> Iterator[RoundResult | None]:
-        """Serve a request: first the prefill's token, then one result a round. None = a prefill chunk has passed.
+        """Serve a request: first the prefill's token, then one result a round. None = a pass over the prompt is done.
 
         Closing the iterator ends the request. The last result has `done` set.
         """
@@ -100,7 +114,7 @@ class Engine:
         if request.grammar is not None:
             constraint = Constraint(request.grammar, self.parts.bufs, len(request.prompt))
         result, begun = None, time.perf_counter()
-        for output in prefill(self.parts, sampler, prompt, self.prefill_chunk):
+        for output in prefill(self.parts, sampler, prompt, self.prefill_chunk, self.prefixes):
             result = None if output is None else to_host(output, begun)
             yield result
         assert result is not None
@@ -115,7 +129,7 @@ class Engine:
         bound = min(1 + 2 * max_window, self.context_length + max_window)
         request = Request((0,), (), SamplingParams(temperature=0))
         prompt, sampler = self._start(request, budget=2 * max_window)
-        for _ in prefill(self.parts, sampler, prompt, self.prefill_chunk):
+        for _ in prefill(self.parts, sampler, prompt, self.prefill_chunk, self.prefixes):
             pass
         for width in (0, self.parts.drafter.width):
             self.runner.launch(sampler, bound, width)
@@ -127,7 +141,7 @@ class Engine:
         prompt = self._tensor(request.prompt)
         eos = () if params.ignore_eos else request.eos_token_ids
         seed = secrets.randbits(63) if params.seed is None else params.seed
-        parts.sequence.reset(len(request.prompt))
+        self.prefixes.begin(request.prompt, parts.model.variant(len(request.prompt)))
         parts.bufs.start(prompt, budget, tuple(eos) + tuple(params.stop_token_ids), seed)
         parts.drafter.reset()
         self.runner.drop()

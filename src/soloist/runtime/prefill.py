@@ -1,48 +1,88 @@
-"""Prefill: the prompt in chunks, then the first token. And teacher-forced logits of a whole text."""
+"""Prefill: the prompt in passes, then the first token. And teacher-forced logits of a whole text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 
 from soloist.models.decoder import Output
 from soloist.runtime.round import Parts, RoundOutput
 from soloist.runtime.sampler import Sampler
+from soloist.state.prefix import PrefixCache
 
 
-def prefill(parts: Parts, sampler: Sampler, prompt: torch.Tensor, chunk: int) -> Iterator[RoundOutput | None]:
-    """Consume the prompt [S] and emit the first token, which becomes the anchor.
+CUT = 64
+"""On a CPU a prompt may be cut at multiples of this, the rows that KDA and attention take together: see `cut_size`."""
 
-    Yields None after every chunk but the last, which yields the first token, so that the caller can stop in between.
-    Writes: as `decode_round`.
+
+def prefill(
+    parts: Parts, sampler: Sampler, prompt: torch.Tensor, chunk: int, prefixes: PrefixCache
+) -> Iterator[RoundOutput | None]:
+    """Consume the prompt [S], behind what the sequence holds of it, and emit the first token, which becomes the anchor.
+
+    Yields None after every pass but the last, which yields the first token, so that the caller can stop in between.
+    Writes: as `decode_round`; what was computed is kept for later prompts.
     """
     bufs, S = parts.bufs, prompt.shape[0]
-    for out in _chunks(parts, prompt, chunk):
-        end = out.window.num_positions
-        rows = prompt.new_full((1,), out.ids.shape[0])
+    for out in _passes(parts, prompt, ends(prefixes.begun, S, chunk, prefixes.stops), prefixes.begun):
+        end, T = out.window.num_positions, out.ids.shape[0]
+        rows = prompt.new_full((1,), T)
+        report = None
         if end < S:
-            parts.drafter.observe(out, prompt[end - out.ids.shape[0] + 1 : end + 1], rows)
+            parts.drafter.observe(out, prompt[end - T + 1 : end + 1], rows)
+        else:
+            row = out.window.positions[-1:]
+            logits = parts.model.logits(out.hidden[-1:])
+            scores, noise = sampler.scores(logits, prompt[-1:], row)
+            report = bufs.finish(scores, noise, prompt[-1:], row, (row.clone(), torch.zeros_like(row), 1))
+            parts.drafter.observe(out, torch.cat((out.ids[1:], report[2:])), rows)
+        parts.sequence.commit_prefill(T)
+        prefixes.keep(end)
+        if report is None:
             yield None
-            continue
-        row = out.window.positions[-1:]
-        logits = parts.model.logits(out.hidden[-1:])
-        scores, noise = sampler.scores(logits, prompt[-1:], row)
-        report = bufs.finish(scores, noise, prompt[-1:], row, (row.clone(), torch.zeros_like(row), 1))
-        parts.drafter.observe(out, torch.cat((out.ids[1:], report[2:])), rows)
-        yield RoundOutput(report, sampler.logprobs(logits, report[2:]), parts.drafter.confidence)
+        else:
+            yield RoundOutput(report, sampler.logprobs(logits, report[2:]), parts.drafter.confidence)
 
 
 def teacher_forced(parts: Parts, ids: torch.Tensor, chunk: int) -> torch.Tensor:
     """Logits after every token of ids [S]: [S, V] fp32. Leaves the sequence holding these ids."""
-    return torch.cat([parts.model.logits(out.hidden) for out in _chunks(parts, ids, chunk)])
+    return torch.cat([parts.model.logits(hidden) for hidden in _hidden(parts, ids, ends(0, ids.shape[0], chunk))])
 
 
-def _chunks(parts: Parts, prompt: torch.Tensor, chunk: int) -> Iterator[Output]:
-    """Forward passes over the prompt; each chunk is committed after the consumer has looked at it."""
+def ends(begun: int, S: int, chunk: int, stops: Iterable[int] = ()) -> list[int]:
+    """Where the passes over the positions begun .. S - 1 end."""
+    return sorted({*range(begun + chunk, S, chunk), *stops, S})
+
+
+def cut_size(parts: Parts, chunk: int) -> int:
+    """Positions at whose multiples a prompt may be cut without changing a bit of what comes after: CUT or `chunk`.
+
+    At multiples of `chunk` a prompt is cut anyway. Elsewhere the number of rows that are computed together must not
+    matter to a row. The ops see to that on a CPU, as far as its libraries allow, which is found out by trying; on other
+    devices the libraries choose their kernels by the number of rows.
+    """
+    S = CUT + 9  # few rows and many take different ways through the libraries
+    if parts.sequence.device.type != "cpu" or chunk % CUT or parts.sequence.context_length < S:
+        return chunk
+    ids = torch.arange(S) % parts.model.config.vocab_size
+    whole, cut = ([], [])
+    for found, stops in ((whole, ()), (cut, (CUT,))):
+        parts.sequence.reset(S)
+        found += _hidden(parts, ids, ends(0, S, chunk, stops))
+    return CUT if torch.equal(torch.cat(whole), torch.cat(cut)) else chunk
+
+
+def _hidden(parts: Parts, ids: torch.Tensor, pauses: list[int]) -> Iterator[torch.Tensor]:
+    """The hidden states of passes over ids [S], each committed."""
+    for out in _passes(parts, ids, pauses):
+        parts.sequence.commit_prefill(out.ids.shape[0])
+        yield out.hidden
+
+
+def _passes(parts: Parts, prompt: torch.Tensor, pauses: list[int], begun: int = 0) -> Iterator[Output]:
+    """Forward passes over the prompt from position `begun` on; the consumer commits each."""
     sequence = parts.sequence
-    for start in range(0, prompt.shape[0], chunk):
-        ids = prompt[start : start + chunk]
-        window = sequence.prefill_window(ids.shape[0], start)
-        yield parts.model(ids, window, sequence.caches, parts.drafter.taps)
-        sequence.commit_prefill(ids.shape[0])
+    for start, end in zip([begun, *pauses], pauses, strict=False):
+        window = sequence.prefill_window(end - start, start)
+        yield parts.model(prompt[start:end], window, sequence.caches, parts.drafter.taps)
