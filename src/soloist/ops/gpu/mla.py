@@ -34,122 +34,146 @@ PROJECTED = tl.constexpr(32)
 """Value channels of one joining program."""
 
 
+@triton.jit
+def absorb(q_ptr, q_row, q_head, up_key_ptr, out_ptr, head, chunk, T, H, R, N, width, BN: tl.constexpr, PDL: tl.constexpr):
+    """out[t, head, r] = sum over n of up_key[head, r, n] q[t, head, n], for the chunk's r and all t."""
+    r = chunk * ABSORBED + tl.arange(0, ABSORBED)
+    n = tl.arange(0, BN)
+    inside = (r < R)[:, None] & (n < N)[None, :]
+    weight = tl.load(up_key_ptr + head * R * N + r[:, None] * N + n[None, :], mask=inside, other=0.0)
+    depend(PDL)
+    for begin in range(0, T, WINDOW):
+        t = begin + tl.arange(0, WINDOW)
+        x_inside = (n < N)[:, None] & (t < T)[None, :]
+        x = tl.load(q_ptr + t[None, :] * q_row + head * q_head + n[:, None], mask=x_inside, other=0.0)
+        y = tl.dot(weight, x, input_precision="ieee")
+        at = out_ptr + (t[None, :] * H + head) * width + r[:, None]
+        tl.store(at, y.to(out_ptr.dtype.element_ty), mask=(r < R)[:, None] & (t < T)[None, :])
+
+
+@triton.jit
+def load_turned(x_ptr, one, other, inside, cos, sin):
+    """Both halves of channel pairs after their rotation, fp32."""
+    first = tl.load(x_ptr + one, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(x_ptr + other, mask=inside, other=0.0).to(tl.float32)
+    return turn(first, second, cos, sin)
+
+
+@triton.jit
+def enter(
+    q_ptr, q_row, q_head, kv_ptr, kv_row, weight_ptr, eps, cos_ptr, sin_ptr, latents_ptr, page_ptr, offset_ptr, out_ptr,
+    t, H, R, N, DR, P,
+    STEP: tl.constexpr, BR: tl.constexpr, BH: tl.constexpr, BHALF: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Window row t's entry into the cache, and the turned part of its queries."""
+    dtype = latents_ptr.dtype.element_ty
+    r = tl.arange(0, BR)
+    norm = tl.load(weight_ptr + r, mask=r < R, other=0.0).to(tl.float32)
+    depend(PDL)
+    latent = tl.load(kv_ptr + t * kv_row + r, mask=r < R, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(latent * latent, 0) / R + eps)
+    entry = latents_ptr + (tl.load(page_ptr + t) * P + tl.load(offset_ptr + t)) * (R + DR)
+    tl.store(entry + r, ((latent * scale).to(dtype).to(tl.float32) * norm).to(dtype), mask=r < R)
+
+    half = DR // 2
+    i = tl.arange(0, BHALF)
+    pair = i < half
+    one = i * STEP
+    other = one + (1 if STEP == 2 else half)
+    cos = tl.load(cos_ptr + t * half + i, mask=pair, other=0.0)
+    sin = tl.load(sin_ptr + t * half + i, mask=pair, other=0.0)
+    first, second = load_turned(kv_ptr + t * kv_row + R, one, other, pair, cos, sin)
+    tl.store(entry + R + one, first.to(dtype), mask=pair)
+    tl.store(entry + R + other, second.to(dtype), mask=pair)
+
+    h = tl.arange(0, BH)[:, None]
+    inside = (h < H) & pair[None, :]
+    q = q_ptr + t * q_row + h * q_head + N
+    q_first, q_second = load_turned(q, one[None, :], other[None, :], inside, cos[None, :], sin[None, :])
+    out = out_ptr + (t * H + h) * (R + DR) + R
+    tl.store(out + one[None, :], q_first.to(dtype), mask=inside)
+    tl.store(out + other[None, :], q_second.to(dtype), mask=inside)
+
+
 @triton.jit(do_not_specialize=["T"])
 def absorb_kernel(
     q_ptr, q_row, q_head, kv_ptr, kv_row, weight_ptr, eps, up_key_ptr, cos_ptr, sin_ptr, latents_ptr, page_ptr, offset_ptr,
     out_ptr, T, H, R, N, DR, P,
     STEP: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr, BH: tl.constexpr, BHALF: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Programs 0 .. H * chunks - 1 write q_latent to out [T, H, R + DR]; then one a window row turns what is to be turned."""
+    """Programs 0 .. H * chunks - 1 make the latent part of the queries out [T, H, R + DR]; one a window row does the rest."""
     program = tl.program_id(0)
     chunks = tl.cdiv(R, ABSORBED)
-    if program < H * chunks:
-        head, r = program // chunks, (program % chunks) * ABSORBED + tl.arange(0, ABSORBED)
-        n = tl.arange(0, BN)
-        inside = (r < R)[:, None] & (n < N)[None, :]
-        weight = tl.load(up_key_ptr + head * R * N + r[:, None] * N + n[None, :], mask=inside, other=0.0)
-        depend(PDL)
-        for first in range(0, T, WINDOW):
-            t = first + tl.arange(0, WINDOW)
-            x_inside = (n < N)[:, None] & (t < T)[None, :]
-            x = tl.load(q_ptr + t[None, :] * q_row + head * q_head + n[:, None], mask=x_inside, other=0.0)
-            y = tl.dot(weight, x, input_precision="ieee")
-            at = out_ptr + (t[None, :] * H + head) * (R + DR) + r[:, None]
-            tl.store(at, y.to(out_ptr.dtype.element_ty), mask=(r < R)[:, None] & (t < T)[None, :])
+    row = program - H * chunks
+    if row < 0:
+        absorb(q_ptr, q_row, q_head, up_key_ptr, out_ptr, program // chunks, program % chunks, T, H, R, N, R + DR, BN, PDL)
     else:
-        t = program - H * chunks
-        r = tl.arange(0, BR)
-        norm = tl.load(weight_ptr + r, mask=r < R, other=0.0).to(tl.float32)
-        depend(PDL)
-        latent = tl.load(kv_ptr + t * kv_row + r, mask=r < R, other=0.0).to(tl.float32)
-        scale = tl.rsqrt(tl.sum(latent * latent, 0) / R + eps)
-        entry = latents_ptr + (tl.load(page_ptr + t) * P + tl.load(offset_ptr + t)) * (R + DR)
-        dtype = latents_ptr.dtype.element_ty
-        tl.store(entry + r, ((latent * scale).to(dtype).to(tl.float32) * norm).to(dtype), mask=r < R)
-
-        i = tl.arange(0, BHALF)
-        half = DR // 2
-        pair = i < half
-        one = i * STEP
-        other = one + (1 if STEP == 2 else half)
-        cos = tl.load(cos_ptr + t * half + i, mask=pair, other=0.0)
-        sin = tl.load(sin_ptr + t * half + i, mask=pair, other=0.0)
-        key = kv_ptr + t * kv_row + R
-        first, second = turn(
-            tl.load(key + one, mask=pair, other=0.0).to(tl.float32), tl.load(key + other, mask=pair, other=0.0).to(tl.float32),
-            cos, sin,
-        )  # fmt: skip
-        tl.store(entry + R + one, first.to(dtype), mask=pair)
-        tl.store(entry + R + other, second.to(dtype), mask=pair)
-        h = tl.arange(0, BH)
-        of_head = (h < H)[:, None] & pair[None, :]
-        q = q_ptr + t * q_row + h[:, None] * q_head + N
-        first, second = turn(
-            tl.load(q + one[None, :], mask=of_head, other=0.0).to(tl.float32),
-            tl.load(q + other[None, :], mask=of_head, other=0.0).to(tl.float32), cos[None, :], sin[None, :],
-        )  # fmt: skip
-        out = out_ptr + (t * H + h[:, None]) * (R + DR) + R
-        tl.store(out + one[None, :], first.to(dtype), mask=of_head)
-        tl.store(out + other[None, :], second.to(dtype), mask=of_head)
+        enter(q_ptr, q_row, q_head, kv_ptr, kv_row, weight_ptr, eps, cos_ptr, sin_ptr, latents_ptr, page_ptr, offset_ptr,
+              out_ptr, row, H, R, N, DR, P, STEP, BR, BH, BHALF, PDL)  # fmt: skip
 
 
 @triton.jit
 def load_latents(latents_ptr, table_ptr, position, inside, R, DR, P: tl.constexpr, HAS_TABLE: tl.constexpr,
-                 BR: tl.constexpr, BDR: tl.constexpr):  # fmt: skip
-    """Latents [TILE, BR] and turned keys [TILE, BDR] of positions; 0 where not `inside`. Past the first-level cache, which
-    may still hold what a line was before this round's entries came into it."""
+                 SLABS: tl.constexpr, BR: tl.constexpr, BDR: tl.constexpr):  # fmt: skip
+    """Latents [SLABS, TILE, BR] and turned keys [TILE, BDR] of positions; 0 where not `inside`. Past the first-level cache,
+    which may still hold what a line was before this round's entries came into it."""
     page, offset = cache_rows(table_ptr, position, inside, P, HAS_TABLE)
     entry = latents_ptr + (page * P + offset) * (R + DR)
-    r = tl.arange(0, BR)
-    d = tl.arange(0, BDR)
-    latent = tl.load(entry[:, None] + r[None, :], mask=inside[:, None] & (r < R)[None, :], other=0.0, cache_modifier=".cg")
-    turned = tl.load(entry[:, None] + (R + d)[None, :], mask=inside[:, None] & (d < DR)[None, :], other=0.0, cache_modifier=".cg")
+    r = (tl.arange(0, SLABS) * BR)[:, None, None] + tl.arange(0, BR)[None, None, :]
+    d = tl.arange(0, BDR)[None, :]
+    latent = tl.load(entry[None, :, None] + r, mask=inside[None, :, None] & (r < R), other=0.0, cache_modifier=".cg")
+    turned = tl.load(entry[:, None] + R + d, mask=inside[:, None] & (d < DR), other=0.0, cache_modifier=".cg")
     return latent, turned
+
+
+@triton.jit
+def step(q, q_turned, latent, turned, scale, visible, m, total, acc):
+    """Take one tile in: q, acc [SLABS, ROWS, BR], latent [SLABS, TILE, BR]; a slab is a warp's share of both products."""
+    scores = tl.trans(tl.sum(tl.dot(latent, tl.permute(q, (0, 2, 1)), input_precision="ieee"), 0))
+    scores = (scores + tl.dot(q_turned, tl.trans(turned), input_precision="ieee")) * scale
+    weights, keep, m, total = weigh(scores, visible, m, total)
+    shared = tl.broadcast_to(weights.to(latent.dtype)[None], (latent.shape[0], ROWS, TILE))
+    return m, total, tl.dot(shared, latent, acc * keep[None, :, None], input_precision="ieee")
 
 
 @triton.jit(do_not_specialize=["T"])
 def attend_kernel(
     q_ptr, latents_ptr, table_ptr, start_ptr, parts_ptr, logs_ptr, scale, T, H, R, DR,
-    P: tl.constexpr, HAS_TABLE: tl.constexpr, BR: tl.constexpr, BDR: tl.constexpr, PDL: tl.constexpr,
+    P: tl.constexpr, HAS_TABLE: tl.constexpr, SLABS: tl.constexpr, BR: tl.constexpr, BDR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (run, 16 rows of the T * H): parts [runs, T * H, R], logs [runs, T * H]."""
     run = tl.program_id(0)
     begin = run_first(run)
-    size = run_size(run)
     start = tl.load(start_ptr).to(tl.int32)
     # The first tile's entries of earlier rounds are on their way while the kernel ahead still runs.
     position = begin + tl.arange(0, TILE)
-    latent, turned = load_latents(latents_ptr, table_ptr, position, position < start, R, DR, P, HAS_TABLE, BR, BDR)
+    latent, turned = load_latents(latents_ptr, table_ptr, position, position < start, R, DR, P, HAS_TABLE, SLABS, BR, BDR)
     depend(PDL)
     end = start + T
     if begin < end:
         if begin + TILE > start:
-            latent, turned = load_latents(latents_ptr, table_ptr, position, position < end, R, DR, P, HAS_TABLE, BR, BDR)
+            latent, turned = load_latents(latents_ptr, table_ptr, position, position < end, R, DR, P, HAS_TABLE, SLABS, BR, BDR)
         row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
         of_row = row < T * H
-        r = tl.arange(0, BR)
-        d = tl.arange(0, BDR)
-        q_at = q_ptr + row[:, None] * (R + DR)
-        q = tl.load(q_at + r[None, :], mask=of_row[:, None] & (r < R)[None, :], other=0.0)
-        q_turned = tl.load(q_at + (R + d)[None, :], mask=of_row[:, None] & (d < DR)[None, :], other=0.0)
+        r = (tl.arange(0, SLABS) * BR)[:, None, None] + tl.arange(0, BR)[None, None, :]
+        d = tl.arange(0, BDR)[None, :]
+        q_at = q_ptr + row * (R + DR)
+        q = tl.load(q_at[None, :, None] + r, mask=of_row[None, :, None] & (r < R), other=0.0)
+        q_turned = tl.load(q_at[:, None] + R + d, mask=of_row[:, None] & (d < DR), other=0.0)
         last = start + row // H
         m = tl.full((ROWS,), float("-inf"), tl.float32)
         total = tl.zeros((ROWS,), tl.float32)
-        acc = tl.zeros((ROWS, BR), tl.float32)
-        for tile in range(0, tl.minimum(size, end - begin), TILE):
-            here = begin + tile + tl.arange(0, TILE)
-            scores = tl.dot(q_turned, tl.trans(turned), input_precision="ieee")
-            scores = tl.dot(q, tl.trans(latent), scores, input_precision="ieee")
-            weights, keep, m, total = weigh(scores * scale, here[None, :] <= last[:, None], m, total)
-            acc = tl.dot(weights.to(latent.dtype), latent, acc * keep[:, None], input_precision="ieee")
-            if tile + TILE < size:
-                beyond = here + TILE
-                latent, turned = load_latents(latents_ptr, table_ptr, beyond, beyond < end, R, DR, P, HAS_TABLE, BR, BDR)
+        acc = tl.zeros((SLABS, ROWS, BR), tl.float32)
+        m, total, acc = step(q, q_turned, latent, turned, scale, position[None, :] <= last[:, None], m, total, acc)
+        for tile in range(TILE, tl.minimum(run_size(run), end - begin), TILE):
+            here = position + tile
+            latent, turned = load_latents(latents_ptr, table_ptr, here, here < end, R, DR, P, HAS_TABLE, SLABS, BR, BDR)
+            m, total, acc = step(q, q_turned, latent, turned, scale, here[None, :] <= last[:, None], m, total, acc)
         logs, divisor = log_weight(m, total)
         at = run.to(tl.int64) * T * H + row
         tl.store(logs_ptr + at, logs, mask=of_row)
-        out = (acc / divisor[:, None]).to(parts_ptr.dtype.element_ty)
-        tl.store(parts_ptr + at[:, None] * R + r[None, :], out, mask=of_row[:, None] & (r < R)[None, :])
+        out = (acc / divisor[None, :, None]).to(parts_ptr.dtype.element_ty)
+        tl.store(parts_ptr + at[None, :, None] * R + r, out, mask=of_row[None, :, None] & (r < R))
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -199,7 +223,7 @@ def _triton(
     assert q.stride(2) == kv.stride(1) == gate.stride(1) == 1, (q.stride(), kv.stride(), gate.stride())
     assert up_key.is_contiguous() and up_value.stride()[1:] == (R, 1) and latents.is_contiguous()
     device, BR = q.device, max(next_power_of_2(R), 16)
-    queries = q.new_empty(T, H, width)
+    queries, slabs = q.new_empty(T, H, width), min(8, BR // 16)
     chunks = triton.cdiv(R, ABSORBED.value)
     launch(absorb_kernel, (H * chunks + T,), q, q.stride(0), q.stride(1), kv, kv.stride(0), norm_weight, eps, up_key,
            cos.contiguous(), sin.contiguous(), latents, page, offset, queries, T, H, R, N, DR, P, device=device,
@@ -208,8 +232,8 @@ def _triton(
     runs = num_runs((pages if table is None else table.shape[0]) * P)
     parts, logs = q.new_empty(runs, T * H, R), q.new_empty(runs, T * H, dtype=torch.float32)
     launch(attend_kernel, (runs, triton.cdiv(T * H, ROWS.value)), queries, latents, start if table is None else table, start,
-           parts, logs, scale * math.log2(math.e), T, H, R, DR, device=device, P=P, HAS_TABLE=table is not None, BR=BR,
-           BDR=max(next_power_of_2(DR), 16), num_warps=8, num_stages=1)  # fmt: skip
+           parts, logs, scale * math.log2(math.e), T, H, R, DR, device=device, P=P, HAS_TABLE=table is not None,
+           SLABS=slabs, BR=BR // slabs, BDR=max(next_power_of_2(DR), 16), num_warps=8, num_stages=1)  # fmt: skip
     out = q.new_empty(T, H * DV)
     launch(project_kernel, (H, triton.cdiv(DV, PROJECTED.value), T), parts, logs, up_value, gate, gate.stride(0), start, out,
            T, H, R, DV, up_value.stride(0), device=device, BR=BR, num_warps=16)  # fmt: skip

@@ -1,0 +1,82 @@
+"""The attention kernels through Triton's interpreter: a row's bits, and the runs that the context is cut into."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+
+import triton.language as tl  # noqa: E402
+
+import soloist.ops.gpu  # noqa: E402, F401
+from soloist.ops.gpu.attention import num_runs, run_first, run_of, run_size  # noqa: E402
+from soloist.ops.mla import mla_round  # noqa: E402
+from soloist.ops.op import Op  # noqa: E402
+from tests.test_ops import draw  # noqa: E402
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@triton.jit
+def spans_kernel(first_ptr, size_ptr, run_ptr, N: tl.constexpr):
+    i = tl.arange(0, N)
+    first = run_first(i)
+    tl.store(first_ptr + i, first)
+    tl.store(size_ptr + i, run_size(i))
+    tl.store(run_ptr + i, run_of(first))
+
+
+def test_runs_cover_every_position_once_and_do_not_depend_on_the_context() -> None:
+    N = 1024
+    first, size, run = (torch.empty(N, dtype=torch.int32, device=DEVICE) for _ in range(3))
+    spans_kernel[(1,)](first, size, run, N)
+    assert torch.equal(first.cpu(), torch.cat((torch.zeros(1), size.cpu()[:-1].cumsum(0))).int())
+    assert run.tolist() == list(range(N))
+    begins = first.tolist()
+    assert [num_runs(begin + 1) for begin in begins] == list(range(1, N + 1))
+    assert [num_runs(begin) for begin in begins[1:]] == list(range(1, N))
+
+
+def rows_alone(op: Op, arguments: dict[str, Any], by_row: tuple[str, ...]) -> list[torch.Tensor]:
+    """The window's rows, one call each, from the first on."""
+    found = []
+    for j in range(arguments[by_row[0]].shape[0]):
+        own = {name: arguments[name][j : j + 1] for name in by_row}
+        found.append(op.impls["cuda"]["triton"](**(arguments | own | {"start": arguments["start"] + j})))
+    return found
+
+
+def on_device(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: v.to(DEVICE) if isinstance(v, torch.Tensor) else v for name, v in arguments.items()}
+
+
+MLA_ROWS = ("q", "kv", "gate", "cos", "sin", "page", "offset")
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, id=c.__name__) for c in mla_round.cases[1:3]])
+def test_mla_row_has_the_same_bits_alone_and_in_a_window(case: Any) -> None:
+    together = mla_round.impls["cuda"]["triton"](**on_device(draw(case)))
+    alone = rows_alone(mla_round, on_device(draw(case)), MLA_ROWS)
+    assert torch.equal(together, torch.cat(alone))
+
+
+def test_mla_row_has_the_same_bits_in_a_longer_context() -> None:
+    """Pages beyond the context add nothing, not even rounding."""
+    case = mla_round.cases[2]
+    short, long = on_device(draw(case)), on_device(draw(case))
+    stale = torch.randn(70, *long["latents"].shape[1:], device=DEVICE)
+    long["latents"] = torch.cat((long["latents"], stale))
+    run = mla_round.impls["cuda"]["triton"]
+    assert torch.equal(run(**short), run(**long))
+
+
+def test_negative_control_a_row_sees_the_rows_before_it() -> None:
+    """Rows that are told another place must not get the same bits."""
+    case = mla_round.cases[1]
+    together = mla_round.impls["cuda"]["triton"](**on_device(draw(case)))
+    shifted = on_device(draw(case))
+    shifted["start"] = shifted["start"] - 1
+    assert not torch.equal(together, torch.cat(rows_alone(mla_round, shifted, MLA_ROWS)))
