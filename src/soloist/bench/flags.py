@@ -156,3 +156,8 @@ def _of_times(requests: Sequence[RequestRecord]) -> list[Flag]:
     if scattered:
         found.append(Flag("scatter", "; ".join(scattered[:6])))
     return found
+
+
+def flags_table() -> str:
+    """The flags as a Markdown table, for docs/measurement.md."""
+    return "\n".join(["| flag | meaning |", "|---|---|", *(f"| {kind} | {what} |" for kind, what in FLAGS.items())])

@@ -211,3 +211,10 @@ def acceptance_places(r: RequestRecord) -> list[tuple[int, int]]:
             found[place][0] += place < block.accepted
             found[place][1] += 1
     return [(accepted, tried) for accepted, tried in found]
+
+
+def definitions_table() -> str:
+    """The metrics as a Markdown table, for docs/measurement.md."""
+    kinds = {RequestMetric: "a request", BlockMetric: "a block", RatioMetric: "ratio of sums"}
+    rows = [f"| `{m.name}` | {m.unit} | {kinds[type(m)]} | {m.definition} |" for m in METRICS.values()]
+    return "\n".join(["| metric | unit | one number for | definition |", "|---|---|---|---|", *rows])

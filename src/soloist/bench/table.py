@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from statistics import median
 
 from soloist.bench.compare import Comparison
 from soloist.bench.records import RunFile, Summary, Verdict
@@ -65,9 +66,15 @@ def _speedup(verdict: Verdict) -> tuple[str, str]:
 
 
 def _lengths(run: RunFile, summaries: Sequence[Summary]) -> str:
-    first = next(run.of(summaries[0].variant, summaries[0].workload))
-    outputs = [d.mean for s in summaries if (d := s.distributions.get("output_tokens"))]
-    return f"about {first.prompt_tokens} tokens in, {outputs[0]:.0f} out" if outputs else "lengths unknown"
+    """Of prompts and answers, the median where they differ."""
+    own = list(run.of(summaries[0].variant, summaries[0].workload))
+    prompts = [r.prompt_tokens for r in own if r.prompt_tokens is not None]
+    outputs = [r.output_tokens for r in own if r.output_tokens is not None]
+    return f"{_median(prompts)} tokens in, {_median(outputs)} out" if prompts and outputs else "lengths unknown"
+
+
+def _median(counts: list[int]) -> str:
+    return str(counts[0]) if len(set(counts)) == 1 else f"about {median(counts):.0f}"
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:

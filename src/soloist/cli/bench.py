@@ -27,7 +27,8 @@ PRESETS = "demo, reference, real, depth, sampling, stability, pinned"
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s run|compare|report [FLAGS]"
-    kinds = parser.add_subparsers(dest="what", required=True, metavar="run|compare|report", parser_class=type(parser))
+    kinds = parser.add_subparsers(dest="what", required=True, metavar="run|compare|report", parser_class=type(parser),
+                                  prog=parser.prog)  # fmt: skip
     _add_run(kinds.add_parser("run", help="measure a workload card", description=RUN_HELP))
     _add_compare(kinds.add_parser("compare", help="set one run beside another", description=COMPARE_HELP))
     _add_report(kinds.add_parser("report", help="write runs as HTML, Markdown or PNG", description=REPORT_HELP))
