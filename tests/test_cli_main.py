@@ -18,7 +18,7 @@ from soloist.config import EngineConfig, SamplingParams
 
 ENGINE_FLAGS = (
     "--acceptance --context-length --device --draft-width --drafter --drafter-path --dtype --model --prefill-chunk "
-    "--prefix-cache-bytes --threads -m"
+    "--prefix-cache-bytes --tensor-parallel --threads --tp-rank-of -m"
 ).split()
 SAMPLING_FLAGS = (
     "--frequency-penalty --ignore-eos --logit-bias --logprobs --max-tokens --min-p --min-tokens --no-ignore-eos "
