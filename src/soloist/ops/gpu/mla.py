@@ -228,12 +228,12 @@ def _triton(
     launch(absorb_kernel, (H * chunks + T,), q, q.stride(0), q.stride(1), kv, kv.stride(0), norm_weight, eps, up_key,
            cos.contiguous(), sin.contiguous(), latents, page, offset, queries, T, H, R, N, DR, P, device=device,
            STEP=2 if interleaved else 1, BN=max(next_power_of_2(N), 16), BR=BR, BH=next_power_of_2(H),
-           BHALF=next_power_of_2(DR // 2), num_warps=4)  # fmt: skip
+           BHALF=next_power_of_2(DR // 2), num_warps=4, num_stages=1)  # fmt: skip
     runs = num_runs((pages if table is None else table.shape[0]) * P)
     parts, logs = q.new_empty(runs, T * H, R), q.new_empty(runs, T * H, dtype=torch.float32)
     launch(attend_kernel, (runs, triton.cdiv(T * H, ROWS.value)), queries, latents, start if table is None else table, start,
            parts, logs, scale * math.log2(math.e), T, H, R, DR, device=device, P=P, HAS_TABLE=table is not None,
-           SLABS=slabs, BR=BR // slabs, BDR=max(next_power_of_2(DR), 16), num_warps=8, num_stages=1)  # fmt: skip
+           SLABS=slabs, BR=BR // slabs, BDR=max(next_power_of_2(DR), 16), num_warps=8, num_stages=1, maxnreg=192)  # fmt: skip
     out = q.new_empty(T, H * DV)
     launch(project_kernel, (H, triton.cdiv(DV, PROJECTED.value), T), parts, logs, up_value, gate, gate.stride(0), start, out,
            T, H, R, DV, up_value.stride(0), device=device, BR=BR, num_warps=16)  # fmt: skip
