@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from soloist.bench.metrics import tpot_ms
-from soloist.bench.prompts import compressibility
+from soloist.bench.prompts import orderliness
 from soloist.bench.records import Card, Condition, Flag, Machine, RequestRecord, Summary
 from soloist.bench.target import Prompt
 
@@ -34,10 +34,10 @@ FLAGS = {
 }
 
 COLD, DRIFT, SCATTER, CLOCK = 1.5, 5.0, 0.10, 0.03
-TILED, RANDOM = 0.15, 0.5
-"""Compressed share of the prompts' ids below and above which they are unlike prose; see prompts.compressibility."""
+TILED, RANDOM = 0.4, 0.985
+"""`prompts.orderliness` below and above which prompts are unlike text."""
 LONG = 512
-"""Tokens from which that share says something."""
+"""Tokens from which it says something."""
 
 
 def find_flags(
@@ -65,11 +65,11 @@ def find_flags(
 
 def prompt_flags(workload: str, prompts: Sequence[Prompt]) -> list[Flag]:
     """Whether long prompts look like text."""
-    shares = [share for p in prompts if len(p.token_ids or ()) >= LONG and (share := compressibility(p)) is not None]
+    shares = [share for p in prompts if len(p.token_ids or ()) >= LONG and (share := orderliness(p)) is not None]
     if not shares:
         return []
     typical = float(np.median(shares))
-    detail = f"{workload}: ids compress to {typical:.0%}, prose to {TILED:.0%} - {RANDOM:.0%}"
+    detail = f"{workload}: ids compress to {typical:.0%} of the same ids shuffled, text to 69 % - 97 %"
     kind = "repetitive prompts" if typical < TILED else "random prompts" if typical > RANDOM else None
     return [] if kind is None else [Flag(kind, detail, len(shares))]
 

@@ -83,18 +83,27 @@ def prompts_sha256(prompts: Sequence[Prompt]) -> str:
     return digest.hexdigest()
 
 
-def compressibility(prompt: Prompt) -> float | None:
-    """Compressed size over size of the prompt's ids (zlib, 4 bytes an id); None without ids.
+def orderliness(prompt: Prompt) -> float | None:
+    """Size of the prompt's ids compressed by zlib, over that of the same ids shuffled; None without ids.
 
-    Prose of some thousand tokens gives 0.3 to 0.5, tiled text below 0.1; random ids are not compressible below 0.55.
+    Prose and code of 500 to 8000 tokens give 0.69 to 0.97, tiled text 0.03 to 0.23, random ids 0.997 to 1.001 (measured
+    with two tokenizers). The vocabulary has no part in it.
     """
     if not prompt.token_ids:
         return None
-    raw = b"".join(token.to_bytes(4, "little") for token in prompt.token_ids)
-    return len(zlib.compress(raw, 9)) / len(raw)
+    shuffled = list(prompt.token_ids)
+    random.Random(0).shuffle(shuffled)
+    return _compressed(prompt.token_ids) / _compressed(shuffled)
 
 
-_WARM_UP = {"messages": [{"role": "user", "content": "Count from one to thirty in words, and say what a harbour is."}]}
+def _compressed(ids: Sequence[int]) -> int:
+    return len(zlib.compress(b"".join(token.to_bytes(4, "little") for token in ids), 9))
+
+
+_WARM_UP = {
+    "domain": "warm-up",
+    "messages": [{"role": "user", "content": "Count from one to thirty in words, and say what a harbour is."}],
+}
 
 
 def _bundled(name: str, where: str) -> list[dict[str, Any]]:

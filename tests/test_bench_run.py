@@ -1,0 +1,224 @@
+"""Running a card: order, warm-up, texts, flags, Ctrl+C; first on targets with known answers, then on real models."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from soloist.bench.card import card_of
+from soloist.bench.flags import find_flags
+from soloist.bench.pinned import pinned_script, round_lengths
+from soloist.bench.prepare import Server, prepare_server
+from soloist.bench.records import Condition, RunFile, Variant, Workload, read_run
+from soloist.bench.run import run, run_card
+from soloist.bench.table import run_lines
+from soloist.bench.texts import regret
+from soloist.cli import main
+from soloist.errors import UserError
+from soloist.testing.checkpoints import write_checkpoint
+from tests.bench_runs import CARD, MACHINE, Clockwork, clockwork_bench, record
+from tests.llms import GREEDY, PROMPT, shared
+from tests.test_cli_main import parser_of
+
+
+def kinds(found: RunFile) -> set[str]:
+    return {flag.kind for flag in found.flags}
+
+
+def test_variants_take_turns_on_every_prompt(tmp_path: Path) -> None:
+    a, b = Clockwork(10.0), Clockwork(5.0)
+    found = run(clockwork_bench(a, b, card=dataclasses.replace(CARD, repeats=2)), tmp_path / "x.json")
+    assert [(r.variant, r.prompt, r.repeat) for r in found.requests] == [
+        (variant, prompt, repeat) for repeat in range(2) for prompt in range(8) for variant in ("plain", "other")
+    ]
+    (verdict,) = found.verdicts
+    assert verdict.speedup == pytest.approx(2.0) and verdict.conclusion == "faster" and found.passed
+    assert found.card.workloads[0].prompts_sha256 and found.card_hash == found.card.hash()
+    assert read_run(tmp_path / "x.json") == found
+
+
+def test_warm_up_prompts_are_not_measured_ones(tmp_path: Path) -> None:
+    targets = Clockwork(10.0), Clockwork(5.0)
+    found = run(clockwork_bench(*targets, card=dataclasses.replace(CARD, warm_up=2)), tmp_path / "x.json")
+    for target in targets:
+        warm, measured = target.served[:2], target.served[2:10]
+        assert not set(warm) & set(measured)
+    assert "cold" not in kinds(found)
+    cold = run(clockwork_bench(*targets, card=dataclasses.replace(CARD, warm_up=0)), tmp_path / "y.json")
+    assert "cold" in kinds(cold)
+
+
+def test_a_run_whose_text_differs_has_failed(tmp_path: Path) -> None:
+    found = run(clockwork_bench(Clockwork(10.0), Clockwork(1.0, wrong_after=9)), tmp_path / "x.json")
+    assert not found.passed and found.verdicts[0].speedup is None and "text differs" in kinds(found)
+    assert {(r.text_same, r.first_difference) for r in found.requests if r.variant == "other"} == {(False, 9)}
+    shown = "\n".join(run_lines(found))
+    assert "DIFFERS" in shown and "FAILED" in shown and "none" in shown
+
+
+def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
+    stopped = Clockwork(5.0)
+    stopped.interrupt_at = 4
+    found = run(clockwork_bench(Clockwork(10.0), stopped), tmp_path / "x.json")
+    assert found.partial and len(found.requests) == 7 and "partial" in kinds(found)
+    kept = read_run(tmp_path / "x.json")
+    assert kept == found and len(kept.requests[0].blocks) == 16
+    assert "PARTIAL" in "\n".join(run_lines(kept))
+
+
+def test_ctrl_c_before_the_first_measurement_ends_the_command(tmp_path: Path) -> None:
+    stopped = Clockwork(5.0)
+    stopped.interrupt_at = 0
+    with pytest.raises(KeyboardInterrupt):
+        run(clockwork_bench(stopped, Clockwork(5.0)), tmp_path / "x.json")
+
+
+def test_time_ends_a_run_that_is_given_seconds(tmp_path: Path) -> None:
+    found = run(clockwork_bench(Clockwork(1.0), Clockwork(1.0), card=dataclasses.replace(CARD, seconds=0.2)), tmp_path / "x.json")
+    assert not found.partial and max(r.repeat for r in found.requests) > 0
+
+
+def flagged(*requests: object, card: object = CARD, conditions: tuple[Condition, ...] = (), **machine: object) -> set[str]:
+    there = dataclasses.replace(MACHINE, **machine)  # type: ignore[arg-type]
+    return {f.kind for f in find_flags(card, there, conditions, requests, (), False, True)}  # type: ignore[arg-type]
+
+
+def condition(clock: float = 1900.0, throttle: tuple[str, ...] = (), busy: tuple[str, ...] = ()) -> Condition:
+    return Condition(0.0, 0.1, busy, (clock,), (), (), (), throttle)
+
+
+def test_what_spoils_a_number_flags_the_run() -> None:
+    assert flagged(*map(record, range(8))) == set()
+    assert flagged(record(cached_tokens=3)) == {"prefix hit"}
+    warm = dataclasses.replace(CARD, workloads=(dataclasses.replace(CARD.workloads[0], cache="warm"),))
+    assert flagged(record(cached_tokens=3), card=warm) == set()
+    assert flagged(record(compiled=2)) == {"compiled"}
+    assert flagged(record(output_tokens=None)) == {"no count"}
+    assert flagged(record(output_tokens=9)) == {"ended early"}
+    assert flagged(record(error="broke off")) == {"failed requests"}
+    assert flagged(dirty=True) == {"uncommitted changes"}
+    assert flagged(*(record(0, k, ms) for k, ms in enumerate((20.0, 10, 10, 10)))) == {"cold", "scatter"}
+    assert flagged(*(record(0, k, ms) for k, ms in enumerate((10.2, 10, 10, 10)))) == set()
+    assert flagged(conditions=tuple(map(condition, (300.0, 1900, 1700, 300)))) == {"clocks changed"}
+    assert flagged(conditions=tuple(map(condition, (300.0, 1900, 1890, 300)))) == set()
+    assert flagged(conditions=(condition(throttle=("power cap",)),)) == {"throttled"}
+    assert flagged(conditions=(condition(busy=("cc1 (pid 7)",)),)) == {"busy machine"}
+    pinned = Variant("p", "scripted", 3, "pinned", 2.0)
+    assert flagged(card=dataclasses.replace(CARD, variants=(pinned,))) == {"synthetic acceptance"}
+    assert flagged(card=dataclasses.replace(CARD, model="shapes:qwen3-4b")) == {"random weights"}
+
+
+@pytest.mark.parametrize("mean", [1.0, 1.7, 2.5, 4.0])
+def test_a_script_pins_the_acceptance_length(mean: float) -> None:
+    lengths = round_lengths(300, mean)
+    assert sum(lengths) == 300 and set(lengths[:-1]) <= {int(mean), int(mean) + 1}
+    assert sum(lengths) / len(lengths) == pytest.approx(mean, rel=0.01)
+    text = list(range(5, 25))
+    assert pinned_script(text, 3, 4.0, 50) == text
+    assert pinned_script(text, 3, 1.0, 50) == [5, *(t + 1 for t in text[1:])]
+
+
+TABLE = {
+    "name": "tiny", "settings": {"context_length": 96, "device": "cpu", "dtype": "float32"},
+    "workloads": [{"name": "random", "prompts": "random", "input_tokens": 8, "num_prompts": 6, "output_tokens": 24},
+                  {"name": "warm", "prompts": "tiled", "input_tokens": 40, "num_prompts": 2, "output_tokens": 12,
+                   "temperature": 1.0}],
+    "variants": [{"name": "plain"}, {"name": "n-gram", "drafter": "ngram"}, {"name": "NEXTN", "drafter": "mtp", "draft_width": 2},
+                 {"name": "pinned", "drafter": "scripted", "draft_width": 3, "acceptance": "pinned", "accept_length": 3.0}],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def real() -> RunFile:
+    """A tiny random checkpoint with every kind of variant."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_checkpoint(f"{folder}/model", "ling")
+        card = card_of({**TABLE, "model": f"{folder}/model"}, "tiny")
+        return run_card(card, Path(folder) / "x.json")
+
+
+def test_real_drafters_write_the_plain_text_at_any_temperature(real: RunFile) -> None:
+    assert real.passed and all(r.text_same and r.token_ids_sha256 for r in real.requests)
+    assert len(real.requests) == 8 * 4 and not real.partial
+    names = {check.name for check in real.checks}
+    assert names == {
+        "text is that of plain decoding", "greedy text is the same after sampled requests", "logits are finite"
+    }  # fmt: skip
+
+
+def test_pinned_acceptance_has_its_length_and_is_called_synthetic(real: RunFile) -> None:
+    pinned = next(s for s in real.summaries if (s.variant, s.workload) == ("pinned", "random"))
+    assert pinned.ratios["acceptance_length"].value == pytest.approx(3.0, abs=0.15) and pinned.synthetic
+    assert pinned.accepted_at[0] == pinned.tried_at[0] and pinned.accepted_at[1] == pinned.tried_at[1]
+    assert "synthetic acceptance" in kinds(real) and "pinned (synthetic)" in "\n".join(run_lines(real))
+
+
+def test_a_run_holds_what_it_stands_on(real: RunFile) -> None:
+    assert real.card.weights.startswith("sha256:") and real.card.tokenizer == "none"
+    assert set(real.plans) == {"plain", "n-gram", "NEXTN", "pinned"} and real.plans["NEXTN"]["draft_width"] == 2
+    assert "model" not in real.plans["plain"]
+    assert real.ops["cpu"] and real.read_rate and real.machine.cpu and len(real.conditions) >= 3
+    plain = next(s for s in real.summaries if (s.variant, s.workload) == ("plain", "random"))
+    assert plain.share_of_limit and plain.ratios["acceptance_length"].value == 1.0
+    assert all(gap >= 0 for r in real.requests for gap in (r.end_ms, r.ttft_ms or 0))
+
+
+def test_regret_is_nothing_for_our_own_greedy_text_and_large_for_another() -> None:
+    llm = shared("llama")
+    ids = llm.generate(PROMPT, GREEDY).token_ids
+    assert regret(llm, PROMPT, ids) == 0
+    assert regret(llm, PROMPT, [*ids[:4], (ids[4] + 1) % 90, *ids[5:]]) > 0.01
+
+
+def test_a_server_runs_one_variant_that_the_card_knows() -> None:
+    card = dataclasses.replace(CARD, workloads=(Workload("w", "random", 1, 1, 4),))
+    with pytest.raises(UserError, match="say which it was started with"):
+        prepare_server(card, Server("http://127.0.0.1:9"))
+    with pytest.raises(UserError, match="the card has plain, other"):
+        prepare_server(card, Server("http://127.0.0.1:9", "third"))
+    with pytest.raises(UserError, match="no server answers"):
+        prepare_server(card, Server("http://127.0.0.1:9", "plain"))
+
+
+FLAGS = {
+    "run": "--api-key --help --json --output --reference --served-model --set --url --variant -h".split(),
+    "compare": "--help --json --subject --tolerance -h".split(),
+    "report": "--help --html --markdown --png -h".split(),
+}
+
+
+@pytest.mark.parametrize("what", FLAGS)
+def test_flags_of_bench_are_frozen(what: str) -> None:
+    kinds = next(action for action in parser_of("bench")._actions if action.dest == "what")
+    assert sorted(kinds.choices[what]._option_string_actions) == FLAGS[what]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("line, said", [
+    ("bench", "required"), ("bench walk", "invalid choice"), ("bench run", "required"), ("bench run demon", "presets are"),
+    ("bench run demo --set repeets=3", "did you mean repeats"), ("bench run demo --variant X", "the card has plain"),
+    ("bench run demo --reference nano", "give its --url"), ("bench run demo --output /no/x.json", "no folder"),
+    ("bench run demo --url http://h --variant a --variant b", "one way"), ("bench compare a.json", "required"),
+    ("bench compare /no/a.json /no/b.json", "cannot be read"), ("bench report /no/a.json", "cannot be read"),
+    ("bench run demo --set model=/nowhere", "/nowhere"),
+])  # fmt: skip
+def test_a_mistake_is_one_line_and_code_2(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(line.split()) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and shown.err.count("\n") == 1 and said in shown.err
+
+
+def test_the_command_writes_and_prints_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_checkpoint(tmp_path / "model", "llama")
+    (tmp_path / "card.toml").write_text(
+        f'model = "{tmp_path}/model"\n[settings]\ncontext_length = 64\n[[workloads]]\nname = "w"\nprompts = "random"\n'
+        'input_tokens = 5\nnum_prompts = 2\noutput_tokens = 4\n[[variants]]\nname = "plain"\n'
+    )
+    words = ["bench", "run", str(tmp_path / "card.toml"), "--output", str(tmp_path / "out.json")]
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["card"]["name"] == "card"
+    assert main(words) == 0 and "same" in capsys.readouterr().out
+    assert read_run(tmp_path / "out.json").passed
