@@ -119,7 +119,7 @@ def test_a_script_pins_the_acceptance_length(mean: float) -> None:
     assert sum(lengths) / len(lengths) == pytest.approx(mean, rel=0.01)
     text = list(range(5, 25))
     assert pinned_script(text, 3, 4.0, 50) == text
-    assert pinned_script(text, 3, 1.0, 50) == [5, *(t + 1 for t in text[1:])]
+    assert pinned_script(text, 3, 1.0, 50) == [5, *(t + 1 for t in text[1:-1]), text[-1]]
 
 
 TABLE = {
@@ -136,7 +136,7 @@ TABLE = {
 def real() -> RunFile:
     """A tiny random checkpoint with every kind of variant."""
     with tempfile.TemporaryDirectory() as folder:
-        write_checkpoint(f"{folder}/model", "ling")
+        write_checkpoint(f"{folder}/model", "ling-mtp")
         card = card_of({**TABLE, "model": f"{folder}/model"}, "tiny")
         return run_card(card, Path(folder) / "x.json")
 

@@ -32,7 +32,7 @@ def pinned_script(text: Sequence[int], width: int, mean: float, vocab_size: int)
     script, start = list(text), 1
     for length in round_lengths(len(text) - 1, mean):
         last = start + length - 1
-        if length <= width and last < len(text):  # a round of width + 1 ends by itself
+        if length <= width and last < len(text) - 1:  # a round of width + 1 ends by itself, and the last by its budget
             script[last] = (text[last] + 1) % vocab_size
         start += length
     return script
