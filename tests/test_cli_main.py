@@ -36,6 +36,7 @@ FROZEN = {
     "chat": [*ALWAYS, *ENGINE_FLAGS, *SAMPLING_FLAGS, "--system"],
     "explain": [*ALWAYS, *ENGINE_FLAGS],
     "serve": ["--help", "-h", *ENGINE_FLAGS, *SERVER_FLAGS],
+    "bench": ["--help", "-h"],
     "doctor": [*ALWAYS, "--model", "-m"],
     "version": ALWAYS,
 }
@@ -147,7 +148,12 @@ def test_help_goes_to_stdout(command: str, capsys: pytest.CaptureFixture[str]) -
     assert max(map(len, said.out.splitlines())) <= 120
 
 
-@pytest.mark.parametrize("line", ["--help", "generate --help", "chat --help", "version", "version --json", "doctor -h"])
+QUICK = (
+    "--help", "generate --help", "chat --help", "version", "version --json", "doctor -h", "bench -h", "bench run -h"
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("line", QUICK)
 def test_help_and_version_are_quick_and_leave_torch_alone(line: str) -> None:
     """Quick in time of the processor, which other processes do not change."""
     code = (

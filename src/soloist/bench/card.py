@@ -24,7 +24,7 @@ SWEPT = ("input_tokens", "temperature")
 CARD = {f.name for f in dataclasses.fields(Card)} - {"workloads", "variants", "target", "weights", "tokenizer"}
 WORKLOAD = {f.name for f in dataclasses.fields(Workload)} | {"temperature"}
 VARIANT = {f.name for f in dataclasses.fields(Variant)}
-SETTINGS = {f.name for f in dataclasses.fields(EngineConfig)} - {"model", "drafter", "draft_width"}
+SETTINGS = {f.name for f in dataclasses.fields(EngineConfig)} - {"model", "drafter", "draft_width", "prefix_cache_bytes"}
 
 
 def presets() -> dict[str, str]:

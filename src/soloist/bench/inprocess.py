@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -51,19 +52,27 @@ class InProcess:
                 if event.output is not None:
                     usage = event.output.usage
                     ending = Ending(
-                        event.finish_reason, usage.prompt_tokens, usage.completion_tokens, "engine", 0,
+                        event.finish_reason, usage.prompt_tokens, usage.completion_tokens, "engine", usage.cached_tokens,
                         COMPILED.count - compiled,
                     )  # fmt: skip
                 # A round emits its accepted drafts and one token of the model's own; the first event is the prefill's.
                 drafted, accepted = (event.drafted, len(ids) - 1) if index and ids else (None, None)
                 yield Event(t_ms, ids, len(ids), event.text, False, drafted, accepted, event.round_ms, None, ending)
 
+    @cached_property
+    def plain(self) -> LLM:
+        """The same model without the drafter."""
+        return self.llm.plain()
+
     def close(self) -> None:
         """The model is shared; its owner closes it."""
 
 
 class Models:
-    """The loaded models of a card: one for every different set of engine settings, shared by the variants' drafters."""
+    """The loaded models of a card: one for every different set of engine settings, shared by the variants' drafters.
+
+    They keep no prefixes: variants take turns on one sequence, where each would find what another has left.
+    """
 
     def __init__(self, card: Card, folder: Path, progress: bool):
         """folder: for the scripts of pinned acceptance."""
@@ -72,7 +81,7 @@ class Models:
 
     def target(self, variant: Variant) -> InProcess:
         """Raises: UserError for a drafter or a setting that cannot be had."""
-        settings = {**self._card.settings, **variant.settings}
+        settings = {"prefix_cache_bytes": 0, **self._card.settings, **variant.settings}
         path, acceptance = settings.pop("drafter_path", None), settings.pop("acceptance", EngineConfig.acceptance)
         key = json.dumps(settings, sort_keys=True)
         if key not in self._loaded:

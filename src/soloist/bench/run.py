@@ -142,8 +142,7 @@ def _measure(
             place = Place(variant.name, workload.name, workload.domain or prompt.domain, index, repeat, at_s)
             answer = record_events(target.serve(prompt, sampling), place)
             energy = conditions.energy_j(sent_s, conditions.now_s)
-            plain = target.llm.plain() if isinstance(target, InProcess) else None
-            record = reference.judge(answer, variant, plain, prompt, sampling)
+            record = reference.judge(answer, variant, target, prompt, sampling)
             bar.set_postfix_str(f"{variant.name} on {workload.name}", refresh=False)
             bar.update(1 if card.seconds is None else conditions.now_s - begin_s - bar.n)
             yield dataclasses.replace(record, energy_j=energy)

@@ -34,7 +34,7 @@ class Reference:
         self._texts: dict[tuple[str, str, int], tuple[int, ...]] = {}
 
     def judge(
-        self, answer: Answer, variant: Variant, plain: LLM | None, prompt: Prompt, sampling: Mapping[str, Any]
+        self, answer: Answer, variant: Variant, target: Target, prompt: Prompt, sampling: Mapping[str, Any]
     ) -> RequestRecord:
         """The record, with text_same and first_difference where ids are known."""
         record, ids = answer.record, answer.token_ids
@@ -43,7 +43,7 @@ class Reference:
         settings = repr(sorted(variant.settings.items()))
         key = (settings, record.workload, record.prompt)
         if key not in self._texts:
-            self._texts[key] = self._expected(ids, variant, plain, prompt, sampling)
+            self._texts[key] = self._expected(ids, variant, target, prompt, sampling)
         expected = self._texts[key]
         same = ids == expected
         pairs = enumerate(zip(ids, expected, strict=False))
@@ -55,12 +55,16 @@ class Reference:
         return record
 
     def _expected(
-        self, ids: tuple[int, ...], variant: Variant, plain: LLM | None, prompt: Prompt, sampling: Mapping[str, Any]
+        self, ids: tuple[int, ...], variant: Variant, target: Target, prompt: Prompt, sampling: Mapping[str, Any]
     ) -> tuple[int, ...]:
-        model = self._reference or plain
-        if model is None or (variant.acceptance == "off" and self._reference is None):
-            return ids
+        from soloist.bench.inprocess import InProcess
         from soloist.config import SamplingParams
+
+        model = self._reference
+        if model is None and isinstance(target, InProcess) and variant.acceptance != "off":
+            model = target.plain
+        if model is None:
+            return ids
 
         assert prompt.token_ids is not None, prompt.name
         return tuple(model.generate(prompt.token_ids, SamplingParams(**sampling)).token_ids)
