@@ -106,19 +106,20 @@ class Conditions:
     def read(self) -> Condition:
         """The state now. Takes a third of a second, in which it looks for busy processes."""
         busy = [f"{name} ({share:.0%} of a core)" for name, share in host.busy_processes(self._root)]
-        since = self.samples[-64:]
-        latest = {row["index"]: row for _, row in since}
+        latest = {row["index"]: row for _, row in self.samples[-64:]}
         rows = [latest[index] for index in sorted(latest, key=lambda text: text.zfill(4))]
-        return Condition(
-            t_s=self.now_s,
-            load=host.load_average(self._root),
-            busy=tuple(busy),
-            clock_mhz=_numbers(rows, "clocks.sm"),
-            memory_clock_mhz=_numbers(rows, "clocks.mem"),
-            temperature_c=_numbers(rows, "temperature.gpu"),
-            power_w=_numbers(rows, "power.draw"),
-            throttle=tuple(sorted({reason for row in rows for name, reason in THROTTLE.items() if row[name] == "Active"})),
-        )
+        return _condition(self.now_s, rows, host.load_average(self._root), tuple(busy))
+
+    def extremes(self, begin_s: float, end_s: float) -> list[Condition]:
+        """The GPU samples of the slowest and the fastest clock between two times, and one for each reason to throttle."""
+        taken = [(t, row) for t, row in self.samples if begin_s <= t <= end_s and row["clocks.sm"].isdigit()]
+        if not taken:
+            return []
+        by_clock = sorted(taken, key=lambda pair: float(pair[1]["clocks.sm"]))
+        picked = [by_clock[0], by_clock[-1]]
+        picked += [next(pair for pair in taken if pair[1][name] == "Active") for name in THROTTLE
+                   if any(row[name] == "Active" for _, row in taken)]  # fmt: skip
+        return [_condition(t, [row], None, ()) for t, row in picked]
 
     def during(self, begin_s: float, end_s: float) -> list[dict[str, str]]:
         """GPU samples taken between two times."""
@@ -133,6 +134,19 @@ class Conditions:
         if not gpus or len(watts) < 4 * len(gpus):
             return None
         return sum(watts) / len(watts) * len(gpus) * (end_s - begin_s)
+
+
+def _condition(t_s: float, rows: list[dict[str, str]], load: float | None, busy: tuple[str, ...]) -> Condition:
+    return Condition(
+        t_s=t_s,
+        load=load,
+        busy=busy,
+        clock_mhz=_numbers(rows, "clocks.sm"),
+        memory_clock_mhz=_numbers(rows, "clocks.mem"),
+        temperature_c=_numbers(rows, "temperature.gpu"),
+        power_w=_numbers(rows, "power.draw"),
+        throttle=tuple(sorted({reason for row in rows for name, reason in THROTTLE.items() if row[name] == "Active"})),
+    )
 
 
 def _gpu_rows() -> list[dict[str, str]]:

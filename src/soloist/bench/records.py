@@ -136,7 +136,8 @@ class Machine:
 
 @dataclass(frozen=True)
 class Condition:
-    """What changes, read at `t_s` seconds after the run began. One number a GPU, empty without one.
+    """What changes, read at `t_s` seconds after the run began. One number a GPU, empty without one. A run holds it before,
+    between workloads, after measuring and at the end, and samples of the slowest and the fastest GPU clock meanwhile.
 
     throttle: names of the reasons that hold a clock down. load: the system's load average of one minute. busy: other
     processes that keep part of a core busy.

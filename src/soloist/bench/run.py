@@ -80,6 +80,7 @@ def run(bench: Bench, output: Path, command: str = "", progress: bool = False) -
                     bench.targets[variant.name].serve(bench.prompts[workload.name][index], sampling),
                     Place(variant.name, workload.name, "", index, 0, 0.0),
                 )
+            measured_s = conditions.now_s
             for number, record in enumerate(_measure(bench, reference, conditions, results, progress)):
                 results.requests.append(record)
                 rounds.write(round_lines(number, record))
@@ -87,7 +88,7 @@ def run(bench: Bench, output: Path, command: str = "", progress: bool = False) -
                     rounds.flush()
                     result(True).write(output)
                     saved = time.perf_counter()
-            results.conditions.append(conditions.read())
+            results.conditions += [*conditions.extremes(measured_s, conditions.now_s), conditions.read()]
             results.checks += _gates(bench)
             partial = False
         except KeyboardInterrupt:

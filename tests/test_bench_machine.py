@@ -1,0 +1,59 @@
+"""What is read from the machine, and what GPU samples amount to."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from soloist.bench.machine import SAMPLED, Conditions, git_state, read_machine
+
+
+def sampled(*rows: tuple[float, float, float, str]) -> Conditions:
+    """Samples as (time, clock, watts, reason to throttle)."""
+    found = Conditions()
+    for t, clock, watts, cap in rows:
+        values = ("0", f"{clock:.0f}", "2619", "40", f"{watts:.2f}", "Not Active", "Not Active", cap)
+        found.samples.append((t, dict(zip(SAMPLED, values, strict=True))))
+    return found
+
+
+def test_energy_is_power_times_time_and_unknown_from_few_samples() -> None:
+    steady = sampled(*((t / 5, 1980, 300, "Not Active") for t in range(50)))
+    assert steady.energy_j(2.0, 6.0) == pytest.approx(1200)
+    assert steady.energy_j(2.0, 2.5) is None and Conditions().energy_j(0, 10) is None
+
+
+def test_extremes_of_the_clock_are_kept_with_what_held_it_down() -> None:
+    found = sampled((0, 300, 90, "Not Active"), (1, 1980, 600, "Not Active"), (2, 1500, 690, "Active"), (3, 1950, 600, "Not Active"))
+    conditions = found.extremes(0.5, 5)
+    assert [c.clock_mhz for c in conditions] == [(1500.0,), (1980.0,), (1500.0,)]
+    assert conditions[0].throttle == ("power cap",) and conditions[1].throttle == ()
+    assert Conditions().extremes(0, 5) == []
+
+
+def test_the_machine_is_named() -> None:
+    found = read_machine(3)
+    assert found.threads == 3 and found.cores >= 1 and found.versions["torch"] and found.versions["numpy"]
+    with Conditions() as conditions:
+        now = conditions.read()
+    assert now.t_s >= 0.3 and (now.load is None or now.load >= 0)
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_only_code_under_version_control_has_a_commit(tmp_path: Path) -> None:
+    def git(*words: str) -> str:
+        identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+        done = subprocess.run(["git", "-C", str(tmp_path), *identity, *words], check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    git("init", "-q")
+    (tmp_path / "__init__.py").write_text("")
+    assert git_state(tmp_path) == (None, None)  # installed beside somebody's repository
+    git("add", ".")
+    git("commit", "-qm", "one")
+    assert git_state(tmp_path) == (git("rev-parse", "HEAD"), False)
+    (tmp_path / "__init__.py").write_text("x = 1\n")
+    assert git_state(tmp_path)[1] is True
