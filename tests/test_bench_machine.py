@@ -27,7 +27,8 @@ def test_energy_is_power_times_time_and_unknown_from_few_samples() -> None:
 
 
 def test_extremes_of_the_clock_are_kept_with_what_held_it_down() -> None:
-    found = sampled((0, 300, 90, "Not Active"), (1, 1980, 600, "Not Active"), (2, 1500, 690, "Active"), (3, 1950, 600, "Not Active"))
+    idle, fast, held = (0, 300, 90, "Not Active"), (1, 1980, 600, "Not Active"), (2, 1500, 690, "Active")
+    found = sampled(idle, fast, held, (3, 1950, 600, "Not Active"))
     conditions = found.extremes(0.5, 5)
     assert [c.clock_mhz for c in conditions] == [(1500.0,), (1980.0,), (1500.0,)]
     assert conditions[0].throttle == ("power cap",) and conditions[1].throttle == ()
