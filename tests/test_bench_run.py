@@ -222,3 +222,10 @@ def test_the_command_writes_and_prints_the_run(tmp_path: Path, capsys: pytest.Ca
     assert json.loads(capsys.readouterr().out)["card"]["name"] == "card"
     assert main(words) == 0 and "same" in capsys.readouterr().out
     assert read_run(tmp_path / "out.json").passed
+
+
+def test_the_readme_shows_the_demo_as_it_was_measured() -> None:
+    root = Path(__file__).parents[1]
+    measured = read_run(root / "benchmarks" / "runs" / "demo-cpu.json")
+    assert "\n".join(run_lines(measured)) in (root / "README.md").read_text()
+    assert measured.passed and not measured.partial and not measured.flags and measured.duration_s < 90
