@@ -120,11 +120,18 @@ def test_percentiles_and_extremes() -> None:
     assert distribution([[], []]) is None and ratio([]) is None
 
 
+def test_one_request_has_no_interval() -> None:
+    alone, quotient = distribution([[1.0, 2.0, 3.0]]), ratio([(3.0, 2.0)])
+    assert alone is not None and (alone.mean, alone.low, alone.high) == (2.0, None, None)
+    assert quotient is not None and (quotient.value, quotient.low, quotient.high) == (1.5, None, None)
+
+
 def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
     rng, hits = random.Random(3), 0
     for _ in range(100):
         found = distribution([[rng.gauss(7, 2)] for _ in range(40)])
         assert found is not None
+        assert found.low is not None and found.high is not None
         hits += found.low <= 7 <= found.high
     assert 86 <= hits <= 100
 

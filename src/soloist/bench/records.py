@@ -236,7 +236,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Distribution:
-    """Of one number a request or a block. low, high: bootstrap 95 % interval of the mean, over requests."""
+    """Of one number a request or a block. low, high: bootstrap 95 % interval of the mean, over requests; None for one."""
 
     mean: float
     median: float
@@ -245,19 +245,29 @@ class Distribution:
     min: float
     max: float
     n: int
-    low: float
-    high: float
+    low: float | None
+    high: float | None
+
+    @property
+    def centre(self) -> float:
+        return self.mean
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """A ratio of sums over all requests, and its bootstrap 95 % interval over requests. Not a mean of ratios."""
+    """A ratio of sums over all requests, and its bootstrap 95 % interval over requests (None for one request). Not a mean
+    of ratios.
+    """
 
     value: float
     numerator: float
     denominator: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
+
+    @property
+    def centre(self) -> float:
+        return self.value
 
 
 @dataclass(frozen=True)

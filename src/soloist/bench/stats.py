@@ -26,7 +26,7 @@ def distribution(samples: Sequence[Sequence[float]]) -> Distribution | None:
         return None
     values = np.concatenate(groups)
     sums, counts = np.array([group.sum() for group in groups]), np.array([len(group) for group in groups])
-    low, high = _interval(_resampled(sums, counts))
+    low, high = _interval(_resampled(sums, counts)) if len(groups) > 1 else (None, None)
     median, p90, p99 = np.percentile(values, [50, 90, 99])
     return Distribution(
         mean=float(values.mean()), median=float(median), p90=float(p90), p99=float(p99),
@@ -39,7 +39,7 @@ def ratio(pairs: Sequence[tuple[float, float]]) -> Ratio | None:
     if not pairs:
         return None
     tops, bottoms = np.array([pair[0] for pair in pairs]), np.array([pair[1] for pair in pairs])
-    low, high = _interval(_resampled(tops, bottoms))
+    low, high = _interval(_resampled(tops, bottoms)) if len(pairs) > 1 else (None, None)
     return Ratio(float(tops.sum() / bottoms.sum()), float(tops.sum()), float(bottoms.sum()), low, high)
 
 

@@ -50,7 +50,7 @@ def _row(run: RunFile, s: Summary) -> tuple[str, ...]:
         s.variant + (" (synthetic)" if s.synthetic else "") + (f", {s.failed} failed" if s.failed else ""),
         "-" if rate is None else f"{rate.value:.1f}",
         "-" if tpot is None else f"{tpot.mean:.3g}",
-        "" if tpot is None else f"[{tpot.low:.3g}, {tpot.high:.3g}]",
+        "" if tpot is None or tpot.low is None else f"[{tpot.low:.3g}, {tpot.high:.3g}]",
         "-" if ttft is None else f"{ttft.median:.3g}",
         "-" if length is None else f"{length.value:.2f}",
         *(("", "") if verdict is None else _speedup(verdict)),

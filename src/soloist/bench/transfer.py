@@ -133,5 +133,8 @@ def _group(name: str, records: list[RequestRecord]) -> Group:
 
 
 def _range(found: Iterable[Distribution | Ratio | None]) -> tuple[float, float] | None:
+    """From the lowest end of an interval to the highest; the value itself where one request gives no interval."""
     known = [each for each in found if each is not None]
-    return (min(each.low for each in known), max(each.high for each in known)) if known else None
+    lows = [each.centre if each.low is None else each.low for each in known]
+    highs = [each.centre if each.high is None else each.high for each in known]
+    return (min(lows), max(highs)) if known else None

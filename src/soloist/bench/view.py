@@ -144,8 +144,9 @@ def headline(run: RunFile) -> Table:
         failed = f" ({s.failed} failed)" if s.failed else ""
         rows.append((
             f"{s.workload}, {called(run, s.variant)}", f"{s.requests}{failed}", interval(tpot),
-            number(tpot.median if tpot else None), number(tpot.p99 if tpot else None), interval(s.ratios.get("total_decode_tok_s")),
-            interval(s.ratios.get("total_tok_s")), number(ttft.median if ttft else None),
+            number(tpot.median if tpot else None), number(tpot.p99 if tpot else None),
+            interval(s.ratios.get("total_decode_tok_s")), interval(s.ratios.get("total_tok_s")),
+            number(ttft.median if ttft else None),
             interval(s.ratios.get("acceptance_length")), share(s.share_of_limit), _speedup(run, s),
         ))  # fmt: skip
     note = (
@@ -161,7 +162,8 @@ def _speedup(run: RunFile, s: Summary) -> str:
         return "baseline" if run.card.variants and s.variant == run.card.variants[0].name else "-"
     if verdict.speedup is None:
         return verdict.conclusion
-    return f"{verdict.speedup:.2f}x [{verdict.low:.2f}, {verdict.high:.2f}]"
+    between = "" if verdict.low is None else f" [{verdict.low:.2f}, {verdict.high:.2f}]"
+    return f"{verdict.speedup:.2f}x{between}"
 
 
 def checks(run: RunFile) -> Table:
@@ -346,8 +348,7 @@ def number(value: float | None) -> str:
 def interval(found: Distribution | Ratio | None) -> str:
     if found is None:
         return "-"
-    middle = found.mean if isinstance(found, Distribution) else found.value
-    return f"{number(middle)} [{number(found.low)}, {number(found.high)}]"
+    return number(found.centre) + ("" if found.low is None else f" [{number(found.low)}, {number(found.high)}]")
 
 
 def share(value: float | None) -> str:
