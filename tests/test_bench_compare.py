@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from soloist.bench.compare import compare, differences
-from soloist.bench.records import RunFile
+from soloist.bench.records import Flag, RunFile
 from soloist.bench.summarise import judge, summarise, verdicts_of
 from soloist.bench.table import comparison_lines
 from soloist.cli import main
@@ -64,6 +64,20 @@ def test_pairs_of_one_prompt_count_once() -> None:
 
     once, often = (judge([record(p, r) for r in range(n) for p in range(6)], repeated(n, 1.2)) for n in (1, 50))
     assert (once.low, once.high, once.pairs) == (pytest.approx(often.low), pytest.approx(often.high), often.pairs)
+
+
+def test_a_drift_between_runs_is_not_called_a_difference() -> None:
+    """Every prompt was slower in three repeats of six: by prompts the difference looks certain, by time it is not."""
+    steady = [record(p, r) for r in range(6) for p in range(8)]
+    disturbed = [record(p, r, 14.0 if r < 3 else 9.0) for r in range(6) for p in range(8)]
+    assert judge(steady, disturbed).conclusion == "no difference found"
+    assert judge(steady, [record(p, r, 11.0) for r in range(6) for p in range(8)]).conclusion == "slower"
+
+
+def test_runs_on_a_restless_machine_are_called_so() -> None:
+    noisy = dataclasses.replace(noisy_run(2), flags=(Flag("scatter", "plain on chat 19%"),))
+    assert compare(noisy_run(1), noisy).restless == ("scatter",) and compare(noisy_run(1), noisy_run(2)).restless == ()
+    assert any("NOT QUIET (scatter)" in line for line in comparison_lines(compare(noisy_run(1), noisy)))
 
 
 def test_a_wrong_text_has_no_speedup() -> None:

@@ -20,17 +20,20 @@ TOLERANCE = 0.02
 UNEQUAL = {"name"}
 """Fields of the card that may differ: a label."""
 SAME, WORSE = 0, 1
+RESTLESS = ("busy machine", "throttled", "clocks changed", "drift", "scatter", "cold", "compiled", "prefix hit", "partial")
 
 
 @dataclass(frozen=True)
 class Comparison:
     """subjects: what was said to differ, field -> the two values. verdicts: of B beside A, for every variant and
-    workload that both have. flags: of either run, marked A or B. code: for CI, 1 if anything is slower or wrong.
+    workload that both have. flags: of either run, marked A or B. restless: kinds of flags that say the machine was not
+    quiet, so that a difference may be its own. code: for CI, 1 if anything is slower or wrong.
     """
 
     subjects: dict[str, tuple[Any, Any]]
     verdicts: tuple[Verdict, ...]
     flags: tuple[tuple[str, Flag], ...]
+    restless: tuple[str, ...]
     tolerance: float
     code: int
 
@@ -60,7 +63,8 @@ def compare(a: RunFile, b: RunFile, subjects: Sequence[str] = (), tolerance: flo
         raise UserError("the runs have no variant and workload of the same name with measured requests")
     bad = any(v.conclusion == "slower" or v.conclusion.startswith("failed") for v in verdicts) or not b.passed
     flags = tuple((mark, flag) for mark, run in (("A", a), ("B", b)) for flag in run.flags)
-    return Comparison(found, verdicts, flags, tolerance, WORSE if bad else SAME)
+    restless = tuple(kind for kind in RESTLESS if any(flag.kind == kind for _, flag in flags))
+    return Comparison(found, verdicts, flags, restless, tolerance, WORSE if bad else SAME)
 
 
 def differences(a: RunFile, b: RunFile) -> dict[str, tuple[Any, Any]]:

@@ -1,7 +1,7 @@
 """Run a card: prepare, warm up, measure the variants in turn (ABAB...), check the texts, sum up.
 
-Every request's rounds go to the JSONL file when it ends, and the JSON file is written again at least every minute, so
-whatever ends the run early leaves a file that says `partial` and holds what was measured.
+Every request's rounds go to the JSONL file when it ends, and the JSON file is written again every minute, so whatever ends
+the run early leaves a file that says `partial` and holds what was measured.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ from soloist.bench.summarise import summarise_run, verdicts_of
 from soloist.bench.texts import Reference, finite_logits, greedy_after_sampled, text_checks
 from soloist.ops.op import chosen_ops
 
-SAVE_S = 60.0
+SAVE_S, SAVE_SHARE = 60.0, 0.02
+"""Seconds from one save to the next, and the share of the time that saving may take in a long run."""
 
 
 @dataclass
@@ -61,7 +62,7 @@ def run(bench: Bench, output: Path, command: str = "", progress: bool = False) -
     Raises: KeyboardInterrupt if nothing was measured yet.
     """
     started, begun = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), time.perf_counter()
-    results, reference, saved = Results(), Reference(bench.reference), begun
+    results, reference, next_save = Results(), Reference(bench.reference), begun + SAVE_S
     read_rate = memory_rate(bench.model) if bench.model is not None else None
 
     def result(partial: bool) -> RunFile:
@@ -84,10 +85,10 @@ def run(bench: Bench, output: Path, command: str = "", progress: bool = False) -
             for number, record in enumerate(_measure(bench, reference, conditions, results, progress)):
                 results.requests.append(record)
                 rounds.write(round_lines(number, record))
-                if time.perf_counter() - saved > SAVE_S:
+                if (now := time.perf_counter()) > next_save:
                     rounds.flush()
                     result(True).write(output)
-                    saved = time.perf_counter()
+                    next_save = time.perf_counter() + max(SAVE_S, (time.perf_counter() - now) / SAVE_SHARE)
             results.conditions += [*conditions.extremes(measured_s, conditions.now_s), conditions.read()]
             results.checks += _gates(bench)
             partial = False

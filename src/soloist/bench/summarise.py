@@ -114,19 +114,20 @@ def judge(
 ) -> Verdict:
     """Pair requests by prompt and repeat, and ask whether `metric` differs by more than the tolerance.
 
-    With at least MIN_PAIRS prompts the pairs of one prompt count once, by their mean: repeats of a prompt are alike, and
-    to count them apart would make the interval too narrow.
+    Pairs of one prompt are alike, and so are pairs of one repeat, which ran at one time: with at least MIN_PAIRS prompts
+    or repeats they count once, by their mean, and of the two ways to count the one with the wider interval holds.
     """
     names = (baseline[0].variant, variant[0].variant, variant[0].workload, metric)
     failed = [r for r in (*baseline, *variant) if r.text_same is False or r.error is not None]
     if failed:
         why = "a request failed" if any(r.error is not None for r in failed) else "the text differs"
         return Verdict(*names, 0, None, None, None, None, f"failed: {why} ({len(failed)} requests)")
-    logs = _log_speedups(baseline, variant, metric)
+    ways = _log_speedups(baseline, variant, metric)
+    logs = ways[0]
     if len(logs) < MIN_PAIRS:
         speedup = float(np.exp(logs.mean())) if len(logs) else None
         return Verdict(*names, len(logs), speedup, None, None, None, f"too few pairs: {len(logs)} of {MIN_PAIRS}")
-    low, high = mean_interval(logs)
+    low, high, logs = max(((*mean_interval(way), way) for way in ways), key=lambda found: found[1] - found[0])
     p = sign_flip_p(logs)
     bound = float(np.log1p(tolerance))
     conclusion = "no difference found"
@@ -138,16 +139,22 @@ def judge(
     return Verdict(*names, len(logs), speedup, low, high, p, conclusion)
 
 
-def _log_speedups(baseline: Sequence[RequestRecord], variant: Sequence[RequestRecord], metric: str) -> np.ndarray:
-    """log(baseline / variant) of every pair, or of every prompt; above 0 the variant is better."""
+def _log_speedups(
+    baseline: Sequence[RequestRecord], variant: Sequence[RequestRecord], metric: str
+) -> list[np.ndarray]:
+    """log(baseline / variant), above 0 where the variant is better: means by prompt and by repeat where there are enough
+    of them, otherwise every pair.
+    """
     found = METRICS[metric]
     sign = 1 if found.better == "less" else -1
     mine = {(r.prompt, r.repeat): found.of(r) for r in baseline}
-    by_prompt: dict[int, list[float]] = {}
+    logs, by_prompt, by_repeat = list[float](), dict[int, list[float]](), dict[int, list[float]]()
     for r in variant:
         a, b = mine.get((r.prompt, r.repeat)), found.of(r)
         if isinstance(a, float | int) and isinstance(b, float | int) and a > 0 and b > 0:
-            by_prompt.setdefault(r.prompt, []).append(sign * float(np.log(a / b)))
-    if len(by_prompt) >= MIN_PAIRS:
-        return np.array([np.mean(each) for each in by_prompt.values()])
-    return np.array([log for each in by_prompt.values() for log in each])
+            logs.append(sign * float(np.log(a / b)))
+            by_prompt.setdefault(r.prompt, []).append(logs[-1])
+            by_repeat.setdefault(r.repeat, []).append(logs[-1])
+    grouped = [each for each in (by_prompt, by_repeat) if len(each) >= MIN_PAIRS]
+    ways = [np.array([np.mean(group) for group in each.values()]) for each in grouped]
+    return ways or [np.array(logs)]

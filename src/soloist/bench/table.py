@@ -36,6 +36,8 @@ def comparison_lines(found: Comparison) -> Iterator[str]:
     rows += [(v.workload, v.variant, v.metric, *_speedup(v), str(v.pairs), v.conclusion) for v in found.verdicts]
     yield from _aligned(rows)
     yield f"differences within {found.tolerance:.1%} do not count"
+    if found.restless:
+        yield f"NOT QUIET ({', '.join(found.restless)}): a difference may be the machine's; run both again"
     for mark, flag in found.flags:
         yield f"  flag of {mark}, {flag.kind}: {flag.detail}"
 
