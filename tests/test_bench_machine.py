@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,19 @@ def test_the_machine_is_named() -> None:
     with Conditions() as conditions:
         now = conditions.read()
     assert now.t_s >= 0.3 and (now.load is None or now.load >= 0)
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="needs /proc")
+def test_work_of_other_programs_is_seen_and_our_own_is_not(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    stat, tick = tmp_path / "proc/stat", os.sysconf("SC_CLK_TCK")
+    stat.write_text("cpu  1000 0 0 9 9 0 0 0 0 0\n")
+    conditions, begun, own = Conditions(tmp_path), time.perf_counter(), time.process_time()
+    while time.perf_counter() < begun + 0.2:
+        pass
+    ours = (time.process_time() - own) * tick
+    stat.write_text(f"cpu  {1000 + ours:.0f} 0 0 9 9 0 0 {2 * 0.2 * tick:.0f} 0 0\n")
+    assert conditions.read().other_cores == pytest.approx(2, abs=0.4)
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")

@@ -107,6 +107,8 @@ def test_what_spoils_a_number_flags_the_run() -> None:
     assert flagged(conditions=tuple(map(condition, (300.0, 1900, 1890, 300)))) == set()
     assert flagged(conditions=(condition(throttle=("power cap",)),)) == {"throttled"}
     assert flagged(conditions=(condition(busy=("cc1 (pid 7)",)),)) == {"busy machine"}
+    shared = dataclasses.replace(condition(), other_cores=0.4)
+    assert flagged(conditions=(condition(), shared)) == {"busy machine"} and flagged(conditions=(shared, condition())) == set()
     pinned = Variant("p", "scripted", 3, "pinned", 2.0)
     assert flagged(card=dataclasses.replace(CARD, variants=(pinned,))) == {"synthetic acceptance"}
     assert flagged(card=dataclasses.replace(CARD, model="shapes:qwen3-4b")) == {"random weights"}

@@ -33,7 +33,7 @@ FLAGS = {
     "uncommitted changes": "the code that ran is in no commit",
 }
 
-COLD, DRIFT, SCATTER, CLOCK = 1.5, 5.0, 0.10, 0.03
+COLD, DRIFT, SCATTER, CLOCK, BUSY = 1.5, 5.0, 0.10, 0.03, 0.15
 TILED, RANDOM = 0.4, 0.985
 """`prompts.orderliness` below and above which prompts are unlike text."""
 LONG = 512
@@ -97,6 +97,9 @@ def _of_machine(machine: Machine, conditions: Sequence[Condition], on_gpu: bool)
     if reasons:
         found.append(Flag("throttled", ", ".join(reasons)))
     busy = sorted({name for c in conditions for name in c.busy})
+    others = max((c.other_cores or 0.0 for c in conditions[1:]), default=0.0)
+    if others > BUSY:
+        busy = [f"other programs, or the host, took {others:.1f} cores while measuring", *busy]
     if busy:
         found.append(Flag("busy machine", "; ".join(busy[:6])))
     clocks = [clock for c in conditions[1:-1] for clock in c.clock_mhz]  # between requests; before and after it may idle

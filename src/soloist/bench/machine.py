@@ -77,6 +77,7 @@ class Conditions:
         self._root, self._begun = root, time.perf_counter()
         self.samples: list[tuple[float, dict[str, str]]] = []
         self._process: subprocess.Popen[str] | None = None
+        self._last = self._times()
 
     @property
     def now_s(self) -> float:
@@ -105,10 +106,23 @@ class Conditions:
 
     def read(self) -> Condition:
         """The state now. Takes a third of a second, in which it looks for busy processes."""
+        others = self._others()
         busy = [f"{name} ({share:.0%} of a core)" for name, share in host.busy_processes(self._root)]
         latest = {row["index"]: row for _, row in self.samples[-64:]}
         rows = [latest[index] for index in sorted(latest, key=lambda text: text.zfill(4))]
-        return _condition(self.now_s, rows, host.load_average(self._root), tuple(busy))
+        return _condition(self.now_s, rows, host.load_average(self._root), tuple(busy), others)
+
+    def _others(self) -> float | None:
+        """Cores that others took since the last call."""
+        before, self._last = self._last, self._times()
+        elapsed, own = self._last[0] - before[0], self._last[1] - before[1]
+        if self._last[2] is None or before[2] is None or elapsed <= 0:
+            return None
+        return max((self._last[2] - before[2] - own) / elapsed, 0.0)
+
+    def _times(self) -> tuple[float, float, float | None]:
+        """Now, the processor time of this process, and that of all."""
+        return time.perf_counter(), time.process_time(), host.busy_seconds(self._root)
 
     def extremes(self, begin_s: float, end_s: float) -> list[Condition]:
         """The GPU samples of the slowest and the fastest clock between two times, and one for each reason to throttle."""
@@ -136,8 +150,11 @@ class Conditions:
         return sum(watts) / len(watts) * len(gpus) * (end_s - begin_s)
 
 
-def _condition(t_s: float, rows: list[dict[str, str]], load: float | None, busy: tuple[str, ...]) -> Condition:
+def _condition(
+    t_s: float, rows: list[dict[str, str]], load: float | None, busy: tuple[str, ...], others: float | None = None
+) -> Condition:
     return Condition(
+        other_cores=others,
         t_s=t_s,
         load=load,
         busy=busy,

@@ -140,7 +140,8 @@ class Condition:
     between workloads, after measuring and at the end, and samples of the slowest and the fastest GPU clock meanwhile.
 
     throttle: names of the reasons that hold a clock down. load: the system's load average of one minute. busy: other
-    processes that keep part of a core busy.
+    processes that keep part of a core busy. other_cores: cores that other programs and the host of a virtual machine took
+    on average since the reading before.
     """
 
     t_s: float
@@ -151,6 +152,7 @@ class Condition:
     temperature_c: tuple[float, ...]
     power_w: tuple[float, ...]
     throttle: tuple[str, ...]
+    other_cores: float | None = None
 
 
 # ---- what was observed -----------------------------------------------------------------------------------------------

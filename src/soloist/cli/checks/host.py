@@ -99,6 +99,15 @@ def load_average(root: Path) -> float | None:
     return float(text) if text else None
 
 
+def busy_seconds(root: Path) -> float | None:
+    """Time that all CPUs together have worked since the system began, or were taken by the host of a virtual machine."""
+    fields = _read(root / "proc/stat").partition("\n")[0].split()
+    if len(fields) < 9:
+        return None
+    user, nice, system, _, _, irq, softirq, stolen = map(int, fields[1:9])
+    return (user + nice + system + irq + softirq + stolen) / os.sysconf("SC_CLK_TCK")
+
+
 def busy_processes(
     root: Path, interval_s: float = 0.3, sleep: Callable[[float], None] = time.sleep
 ) -> list[tuple[str, float]]:
