@@ -33,7 +33,6 @@ def truncate(
     ordered = ordered.masked_fill(rank >= limit, float("-inf"))
     probs = torch.softmax(ordered, -1)
     before = probs.cumsum(-1) - probs
-    dropped = (before >= top_p) | (probs < min_p * probs[:, :1])
-    dropped[:, 0] = False
+    dropped = ((before >= top_p) | (probs < min_p * probs[:, :1])) & (rank > 0)
     ordered = ordered.masked_fill(dropped, float("-inf"))
     return torch.empty_like(logits).scatter_(1, order, ordered)

@@ -31,22 +31,29 @@ class Sampler:
 
     def __init__(self, params: SamplingParams, bufs: Buffers, rejection: bool = False):
         self.params, self.bufs, self.rejection = params, bufs, rejection
-        device = bufs.anchor.device
-
-        def scalar(value: float) -> torch.Tensor:
-            return torch.tensor([value], dtype=torch.float32, device=device)
-
         p = params
-        self.temperature, self._one = scalar(p.temperature), scalar(1.0)
-        self.top_k = torch.tensor([p.top_k], device=device)
-        self.top_p, self.min_p = scalar(p.top_p), scalar(p.min_p)
-        self.penalties = scalar(p.presence_penalty), scalar(p.frequency_penalty), scalar(p.repetition_penalty)
-        self.bias: torch.Tensor | None = None
+        for name in ("temperature", "top_k", "top_p", "min_p", "min_tokens"):
+            getattr(bufs, name).fill_(getattr(p, name))
+        self._penalties = bufs.presence, bufs.frequency, bufs.repetition
+        for penalty, value in zip(
+            self._penalties, (p.presence_penalty, p.frequency_penalty, p.repetition_penalty), strict=True
+        ):
+            penalty.fill_(value)
         if p.logit_bias:
-            self.bias = torch.zeros_like(bufs.counts, dtype=torch.float32)
-            self.bias[torch.tensor(list(p.logit_bias), device=device)] = torch.tensor(
-                list(p.logit_bias.values()), device=device
-            )
+            device = bufs.bias.device
+            ids, values = torch.tensor(list(p.logit_bias)), torch.tensor(list(p.logit_bias.values()), dtype=torch.float32)
+            bufs.bias.zero_().index_copy_(0, ids.to(device), values.to(device))
+
+    @property
+    def mode(self) -> tuple[object, ...]:
+        """What decides which ops a round runs: requests of equal mode can share a captured round."""
+        p = self.params
+        return (self.rejection, p.greedy, self._truncates, p.penalised, bool(p.logit_bias), p.min_tokens > 0,
+                p.constrained, p.logprobs)  # fmt: skip
+
+    @property
+    def _truncates(self) -> bool:
+        return self.params.top_k > 0 or self.params.top_p < 1 or self.params.min_p > 0
 
     def scores(
         self, logits: torch.Tensor, window: torch.Tensor, positions: torch.Tensor, law: torch.Tensor | None = None
@@ -72,8 +79,8 @@ class Sampler:
 
     def draft(self, logits: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See drafters.drafter.Draw. Penalties and min_tokens are left out: they change few picks."""
-        if self.bias is not None:
-            logits = logits + self.bias
+        if self.params.logit_bias:
+            logits = logits + self.bufs.bias
         scores, noise = self._temper(logits)
         drawn = pick(scores, places, noise)
         tokens = self.forced(drawn, places)
@@ -93,13 +100,13 @@ class Sampler:
     def _process(self, logits: torch.Tensor, window: torch.Tensor) -> torch.Tensor:
         """What the request changes about the model's distributions, row by row given the drafts before the row."""
         p, bufs = self.params, self.bufs
-        if self.bias is not None:
-            logits = logits + self.bias
+        if p.logit_bias:
+            logits = logits + bufs.bias
         if p.penalised:
-            logits = penalise(logits, window, bufs.counts, bufs.in_prompt, *self.penalties)
+            logits = penalise(logits, window, bufs.counts, bufs.in_prompt, *self._penalties)
         if p.min_tokens:
             index = bufs.emitted + torch.arange(logits.shape[0], device=logits.device)
-            early = (index < p.min_tokens)[:, None] & bufs.is_stop
+            early = (index < bufs.min_tokens)[:, None] & bufs.is_stop
             logits = logits.masked_fill(early, float("-inf"))
         if p.constrained:
             logits = allow(logits, bufs.allowed[: logits.shape[0]])
@@ -107,13 +114,14 @@ class Sampler:
 
     def _temper(self, logits: torch.Tensor) -> tuple[torch.Tensor, Noise | None]:
         """Scores and noise of `pick`: truncation needs the temperature first, and then the noise has none of its own."""
-        p = self.params
-        if p.greedy:
+        bufs = self.bufs
+        if self.params.greedy:
             return logits, None
-        if p.top_k < 1 and p.top_p >= 1 and p.min_p <= 0:
-            return logits, (self.temperature, self.bufs.seed)
-        scores = softened(logits, (self.temperature, self.bufs.seed))
-        return truncate(scores, self.top_k, self.top_p, self.min_p), (self._one, self.bufs.seed)
+        noise = bufs.temperature, bufs.seed
+        if not self._truncates:
+            return logits, noise
+        scores = truncate(softened(logits, noise), bufs.top_k, bufs.top_p, bufs.min_p)
+        return scores, (bufs.one, bufs.seed)
 
 
 def softened(scores: torch.Tensor, noise: Noise) -> torch.Tensor:

@@ -20,13 +20,23 @@ class Buffers:
     token was emitted. in_prompt [V] bool. seed [1]. Where a grammar holds: allowed [MAX_WINDOW, words] int32, what may
     come after every row of the window, see ops/allow; forced [capacity]: the token that must take a place, or -1, for
     the places that the next window may reach.
+
+    What a request asks of its sampler, [1] each: temperature, top_p, min_p, presence, frequency, repetition fp32; top_k,
+    min_tokens int64; bias [V] fp32; one, a temperature that changes nothing. All tensors stay where they are, so a
+    captured round serves every request that runs the same processors.
     """
 
     def __init__(self, vocab_size: int, capacity: int, device: torch.device):
         def whole(size: int) -> torch.Tensor:
             return torch.zeros(size, dtype=torch.int64, device=device)
 
+        def real(size: int) -> torch.Tensor:
+            return torch.ones(size, dtype=torch.float32, device=device)
+
         self.anchor, self.emitted, self.budget, self.done, self.seed = (whole(1) for _ in range(5))
+        self.temperature, self.top_p, self.min_p, self.one = (real(1) for _ in range(4))
+        self.presence, self.frequency, self.repetition = (real(1) for _ in range(3))
+        self.top_k, self.min_tokens, self.bias = whole(1), whole(1), real(vocab_size)
         self.history, self.counts = whole(capacity), whole(vocab_size)
         self.is_stop = torch.zeros(vocab_size, dtype=torch.bool, device=device)
         self.in_prompt = torch.zeros(vocab_size, dtype=torch.bool, device=device)
