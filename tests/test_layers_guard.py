@@ -21,7 +21,7 @@ LEVELS = {
     "models": 5,
     "drafters": 6, "persistent": 6,
     "runtime": 7,
-    "llm": 8,
+    "llm": 8, "follower": 8,
     "server": 9, "cli": 9, "bench": 9, "testing": 9, "train": 9, "__main__": 9, "__init__": 9,
 }  # fmt: skip
 CORE = [name for name in LEVELS if name not in ("testing", "train", "bench", "persistent", "server")]

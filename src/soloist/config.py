@@ -249,41 +249,6 @@ def environment_threads() -> int | None:
     return int(value) if value.isdigit() and int(value) > 0 else None
 
 
-@dataclass(frozen=True)
-class RankPlace:
-    """Which process of a group this is. local_rank: its number on its machine; leader: where rank 0 listens, as
-    host:port:token, if it started this process; master: rank 0's address, from torchrun.
-    """
-
-    rank: int
-    size: int
-    local_rank: int
-    leader: str | None = None
-    master: str = "127.0.0.1"
-
-
-def rank_place() -> RankPlace | None:
-    """From the variables that torchrun, or our rank 0, sets for every process; None without them."""
-    found = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
-    if not all(value.isdigit() for value in found):
-        return None
-    rank, size, local = map(int, found)
-    return RankPlace(rank, size, local, os.environ.get("SOLOIST_LEADER"), os.environ.get("MASTER_ADDR", "127.0.0.1"))
-
-
-def child_environment(place: RankPlace) -> dict[str, str]:
-    """Our environment, for a process that takes that place and finds this package where we found it."""
-    package = str(Path(__file__).parents[1])
-    paths = [package, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    ours = {"RANK": place.rank, "WORLD_SIZE": place.size, "LOCAL_RANK": place.local_rank, "SOLOIST_LEADER": place.leader}
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)} | {name: str(value) for name, value in ours.items()}
-
-
-def environment_api_keys() -> tuple[str, ...]:
-    """The keys in SOLOIST_API_KEY, separated by commas: unlike a flag, other users of the machine cannot see them."""
-    return tuple(filter(None, os.environ.get("SOLOIST_API_KEY", "").split(",")))
-
-
 def kernel_cache_folder() -> Path:
     """Where Triton keeps compiled kernels."""
     return Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache")

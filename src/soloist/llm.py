@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import secrets
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from soloist.config import EngineConfig, Plan, SamplingParams
+from soloist.dist.group import Lone
 from soloist.drafters.drafter import Drafter, NoDraft
 from soloist.drafters.registry import build_drafter, choose_drafter, is_auto, width_choice
 from soloist.errors import UserError
 from soloist.ops.accept import STOPPED
 from soloist.runtime.assemble import assemble
 from soloist.runtime.engine import FINISH, Request
+from soloist.runtime.ranks import follow, in_step, lead
 from soloist.runtime.runner import RoundResult, TokenLogprobs
 from soloist.runtime.statistics import RequestClock, Timings
 from soloist.text.grammar import Grammar, Grammars
@@ -81,7 +86,8 @@ class Output:
 class LLM:
     """Loads a model and answers one request at a time; a second caller waits for the first.
 
-    Args: the fields of EngineConfig as keywords.   Raises: UserError for anything that cannot be had.
+    Args: the fields of EngineConfig as keywords.   Raises: UserError for anything that cannot be had. Under torchrun it
+        returns on rank 0 alone: the others follow rank 0 until it closes, and then their processes end.
     """
 
     def __init__(self, model: str = EngineConfig.model, *, progress: bool = False, **settings: Any):
@@ -97,10 +103,13 @@ class LLM:
         finally:
             checkpoint.close()
         self._engine, self.plan, self.model_config = built.engine, built.plan, built.model_config
+        self._group, self._number, self._numbers = built.group, 0, itertools.count(1)
         self.eos_token_ids = checkpoint.eos_token_ids
         self._slot = threading.Lock()
         self._cancelled = threading.Event()
         self._closed = False
+        if self._group.rank:
+            self._follow()
 
     plan: Plan
 
@@ -146,7 +155,7 @@ class LLM:
             if cancelled.is_set():
                 yield answer.cancel()
                 return
-            rounds = self._engine.run(request)
+            rounds = self._rounds(request)
             try:
                 for result in rounds:
                     answer.cached_tokens = self._engine.prefixes.begun
@@ -162,6 +171,37 @@ class LLM:
             finally:
                 rounds.close()  # type: ignore[attr-defined]
 
+    def _rounds(self, request: Request) -> Iterator[RoundResult | None]:
+        """The engine's results, on all ranks in step. They must draw the same seed, so it is drawn here."""
+        if self._group.size == 1 or isinstance(self._group, Lone):
+            return self._engine.run(request)
+        params = request.params
+        if params.seed is None:
+            params = replace(params, seed=secrets.randbits(63))
+        task = {"answer": list(request.prompt), "params": asdict(params), "llm": self._number}
+        return lead(self._group, self._engine, task, replace(request, params=params))
+
+    def _follow(self) -> NoReturn:
+        """Do what rank 0 does until it closes; then end the process."""
+        group, twins = self._group, {0: self}
+        try:
+            while (task := group.broadcast_object()) is not None:
+                if "drafter" in task:
+                    with suppress(UserError):  # rank 0 meets the same one and tells
+                        twins[task["llm"]] = self._build_twin(EngineConfig(**task["drafter"]))
+                elif "logits" in task:
+                    self._engine.logits(tuple(task["logits"]))
+                else:
+                    params = SamplingParams(**task["params"])
+                    prompt, twin = task["answer"], twins[task["llm"]]
+                    request = Request(tuple(prompt), self.eos_token_ids, params, self._grammar(params, prompt))
+                    follow(group, twin._engine, request)
+        except BaseException as error:
+            group.abandon(error)
+            raise
+        group.close()
+        raise SystemExit(0)
+
     def cancel(self) -> None:
         """End the running request after its current round, with finish_reason `cancelled`. Safe from other threads."""
         self._cancelled.set()
@@ -171,7 +211,7 @@ class LLM:
         config = replace(
             self.config, drafter=NoDraft.name, drafter_path=None, draft_width="auto", acceptance="equality"
         )  # fmt: skip
-        return self._twin(config, NoDraft())
+        return self._announce_twin(config)
 
     def with_drafter(
         self,
@@ -184,6 +224,20 @@ class LLM:
         config = replace(
             self.config, drafter=drafter, drafter_path=drafter_path, draft_width=draft_width, acceptance=acceptance
         )
+        return self._announce_twin(config)
+
+    def _announce_twin(self, config: EngineConfig) -> LLM:
+        """All ranks build it, and know it by its number."""
+        with self._slot:
+            number = next(self._numbers)
+            self._group.broadcast_object({"drafter": asdict(config), "llm": number})
+            twin = self._build_twin(config)
+        twin._number = number
+        return twin
+
+    def _build_twin(self, config: EngineConfig) -> LLM:
+        if config.drafter == NoDraft.name:
+            return self._twin(config, NoDraft())
         checkpoint = open_checkpoint(resolve_model_path(config.model))
         try:
             name = choose_drafter(config, checkpoint, self.model_config)
@@ -193,15 +247,11 @@ class LLM:
         twin._engine.warm_up()
         return twin
 
-    @property
-    def drafter(self) -> Drafter:
-        """What proposes tokens."""
-        return self._engine.parts.drafter
-
     def _twin(self, config: EngineConfig, drafter: Drafter) -> LLM:
         twin = copy.copy(self)
         twin.config = config
-        twin._engine = self._engine.drafting(drafter, width_choice(config, drafter), config.acceptance == "rejection")
+        widths = in_step(width_choice(config, drafter), self._group)
+        twin._engine = self._engine.drafting(drafter, widths, config.acceptance == "rejection")
         adapts = bool(drafter.width) and is_auto(config)
         twin.plan = replace(
             self.plan, drafter=drafter.name, draft_width=drafter.width, width_choice="auto" if adapts else "fixed",
@@ -214,6 +264,8 @@ class LLM:
         self._check_open()
         ids = tuple(_items(token_ids))
         with self._slot:
+            self._engine.check_text(ids)
+            self._group.broadcast_object({"logits": ids})
             return self._engine.logits(ids).cpu()
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -240,6 +292,7 @@ class LLM:
         with self._slot:
             self._closed = True
             self.__dict__.pop("_engine", None)
+            self._group.close()
 
     def __enter__(self) -> LLM:
         return self

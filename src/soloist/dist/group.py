@@ -33,7 +33,9 @@ class Group(Protocol):
     rank: int
     size: int
     exchange: str
-    lost: str | None
+
+    @property
+    def lost(self) -> str | None: ...
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The sum of every rank's x, the same bits on all of them. x may be overwritten."""

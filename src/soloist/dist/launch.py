@@ -21,9 +21,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from soloist.config import RankPlace, child_environment, rank_place
 from soloist.dist.channel import Follower, Leader, accept, connect, listen
 from soloist.dist.group import SOLO, Group, Lone, Ranks
+from soloist.dist.place import RankPlace, child_environment, rank_place
 from soloist.errors import RankLost, UserError
 
 JOIN_S = 120.0

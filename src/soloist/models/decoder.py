@@ -10,6 +10,7 @@ from torch import nn
 
 from soloist.config import BlockConfig, KdaConfig, ModelConfig, RopeConfig
 from soloist.dist.group import SOLO, Group
+from soloist.dist.share import gather_columns
 from soloist.layers.embedding import Embedding
 from soloist.layers.feed_forward import build_feed_forward
 from soloist.layers.linear import Linear, Vector
@@ -163,5 +164,5 @@ class Decoder(nn.Module):
         return Output(ids, window, hidden, tuple(tapped))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [T, D] after the final norm -> [T, columns] fp32; dist.share joins and compares shared columns."""
-        return self.head(hidden).float()
+        """hidden [T, D] after the final norm -> [T, V] fp32, on every rank."""
+        return gather_columns(self.head(hidden).float(), self.columns)

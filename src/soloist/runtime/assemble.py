@@ -2,77 +2,107 @@
 
 from __future__ import annotations
 
+import dataclasses
 import platform
+import sys
 from dataclasses import dataclass
 
 import torch
 
 from soloist.config import MAX_WINDOW, EngineConfig, ModelConfig, Plan, environment_threads
+from soloist.dist.group import Group
+from soloist.dist.launch import local_rank, open_group, outline
 from soloist.drafters.registry import build_drafter, choose_drafter, is_auto, most_drafted, width_choice
 from soloist.errors import UserError
 from soloist.models.decoder import Decoder
 from soloist.models.registry import load_decoder, read_config
 from soloist.runtime.engine import Engine
+from soloist.runtime.memory import check_memory, free_bytes, memory_line
+from soloist.runtime.ranks import in_step
 from soloist.runtime.round import Parts
 from soloist.state.buffers import Buffers
 from soloist.state.sequence import PAGE_SIZE, Sequence
 from soloist.weights.checkpoint import Checkpoint
+from soloist.weights.loader import QUIET_BYTES
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
 class Assembled:
-    """An engine and the Plan it was built by."""
+    """An engine, the Plan it was built by, and the ranks it runs in step with."""
 
     engine: Engine
     plan: Plan
     model_config: ModelConfig
+    group: Group
 
 
 def assemble(config: EngineConfig, checkpoint: Checkpoint, progress: bool = False) -> Assembled:
     """Build the engine. Raises: UserError for what the configuration or the checkpoint asks and cannot be had."""
     plan, model_config = resolve(config, checkpoint)
+    device = torch.device(plan.device)
+    free = free_bytes(device, config.tensor_parallel)
+    check_memory(plan, free)
+    settings = {**dataclasses.asdict(config), "model": str(checkpoint.path)}
+    group = open_group(config.tensor_parallel, config.tp_rank_of, device, settings)
+    progress = progress and group.rank == 0
+    if progress and plan.parameter_bytes > QUIET_BYTES:
+        print(memory_line(plan, free), file=sys.stderr)
+    try:
+        return Assembled(build(plan, config, checkpoint, model_config, group, progress), plan, model_config, group)
+    except BaseException as error:
+        group.abandon(error)
+        raise
+
+
+def build(
+    plan: Plan, config: EngineConfig, checkpoint: Checkpoint, model_config: ModelConfig, group: Group, progress: bool
+) -> Engine:
+    """Load this rank's share and warm it up, in step with the others."""
     device, dtype = torch.device(plan.device), DTYPES[plan.dtype]
     if device.type == "cpu":
         torch.set_num_threads(plan.threads)
-    decoder = load_decoder(checkpoint, model_config, dtype, device, progress)
+    decoder = load_decoder(checkpoint, model_config, dtype, device, progress, group)
     drafter = build_drafter(plan.drafter, config, checkpoint, decoder)
-    widths = width_choice(config, drafter)
+    widths = in_step(width_choice(config, drafter), group)
     sequence = Sequence(decoder.cache_specs(), plan.context_length, MAX_WINDOW, device)
     bufs = Buffers(model_config.vocab_size, plan.context_length + MAX_WINDOW + 1, device)
     parts = Parts(decoder, sequence, bufs, drafter)
     engine = Engine(
         parts, model_config.vocab_size, config.prefill_chunk, widths, config.acceptance == "rejection",
-        config.prefix_cache_bytes,
+        plan.prefix_cache_bytes,
     )  # fmt: skip
     assert drafter.width == plan.draft_width, (drafter.name, drafter.width, plan.draft_width)
     engine.warm_up()
-    return Assembled(engine, plan, model_config)
+    return engine
 
 
 def resolve(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Plan, ModelConfig]:
     """Decide everything the configuration leaves open. Reads no weights and allocates nothing."""
     model_config = read_config(checkpoint.config)
-    device = choose_device(config.device)
+    group = outline(config.tensor_parallel, config.tp_rank_of)
+    device = choose_device(config.device, config.tensor_parallel)
     dtype = choose_dtype(config.dtype, model_config.dtype, device)
     context = choose_context(config.context_length, model_config.max_positions)
     drafter = choose_drafter(config, checkpoint, model_config)
     width = most_drafted(drafter, config, checkpoint)
     shape = torch.device("meta")
-    sequence = Sequence(Decoder(model_config, dtype, shape).cache_specs(), context, MAX_WINDOW, shape)
+    decoder = Decoder(model_config, dtype, shape, group)
+    sequence = Sequence(decoder.cache_specs(), context, MAX_WINDOW, shape)
+    threads = max(1, torch.get_num_threads() // config.tensor_parallel)
     plan = Plan(
         model=str(checkpoint.path),
         architecture=model_config.architecture,
-        num_parameters=sum(info.numel for info in checkpoint.tensors.values()),
-        parameter_bytes=parameter_bytes(checkpoint, dtype),
+        num_parameters=num_parameters(checkpoint, decoder),
+        parameter_bytes=parameter_bytes(checkpoint, decoder),
         device=str(device),
         device_name=device_name(device),
         dtype=str(dtype).removeprefix("torch."),
         context_length=context,
         prefill_chunk=config.prefill_chunk,
-        prefix_cache_bytes=config.prefix_cache_bytes,
-        threads=config.threads or environment_threads() or torch.get_num_threads(),
+        prefix_cache_bytes=kept_bytes(config),
+        threads=config.threads or environment_threads() or threads,
         drafter=drafter,
         draft_width=width,
         width_choice="auto" if is_auto(config) and width else "fixed",
@@ -80,13 +110,17 @@ def resolve(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Plan, ModelCo
         window=width + 1,
         page_size=PAGE_SIZE,
         state_bytes=sequence.state_bytes(),
+        ranks=describe_ranks(config, group),
     )
     return plan, model_config
 
 
-def choose_device(name: str) -> torch.device:
+def choose_device(name: str, ranks: int = 1) -> torch.device:
+    """With several ranks each takes the GPU of its number on its machine."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and ranks > 1:
+        name = f"cuda:{local_rank(ranks)}"
     kind = name.split(":")[0]
     if kind not in ("cpu", "cuda"):
         raise UserError(f"device={name!r} is not one of auto, cpu, cuda, cuda:N")
@@ -97,7 +131,7 @@ def choose_device(name: str) -> torch.device:
     except RuntimeError as error:
         raise UserError(f"device={name!r} is not one of auto, cpu, cuda, cuda:N") from error
     if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
-        raise UserError(f"device={name!r}, but there are {torch.cuda.device_count()} GPUs")
+        raise UserError(f"device={name!r}, but there are {torch.cuda.device_count()} GPUs; ranks here: {ranks}")
     return device
 
 
@@ -125,8 +159,24 @@ def device_name(device: torch.device) -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def parameter_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
+def num_parameters(checkpoint: Checkpoint, decoder: Decoder) -> int:
+    """What is stored; of a shared model, this rank's share."""
+    if decoder.group.size == 1:
+        return sum(info.numel for info in checkpoint.tensors.values())
+    return sum(weight.numel() for weight in decoder.parameters())
+
+
+def parameter_bytes(checkpoint: Checkpoint, decoder: Decoder) -> int:
     """Bytes of the weights once converted to the compute dtype."""
-    return sum(info.numel for info in checkpoint.tensors.values()) * dtype.itemsize
+    return num_parameters(checkpoint, decoder) * decoder.dtype.itemsize
 
 
+def kept_bytes(config: EngineConfig) -> int:
+    """Nothing with several ranks: their shares may differ in bytes, and then each would forget something else."""
+    return config.prefix_cache_bytes if config.tensor_parallel == 1 else 0
+
+
+def describe_ranks(config: EngineConfig, group: Group) -> str:
+    if config.tp_rank_of is not None:
+        return f"0 of {group.size}, alone: communication is left out and the text means nothing"
+    return "1" if group.size == 1 else f"{group.rank} of {group.size}"

@@ -88,6 +88,10 @@ class Engine:
         wanted = request.params.max_tokens
         return room if wanted is None else min(wanted, room)
 
+    def check_text(self, ids: tuple[int, ...]) -> None:
+        """Refuse a text that `logits` cannot take.   Raises: UserError."""
+        self._check_prompt(ids, self.context_length, "it must fit")
+
     def _check_prompt(self, prompt: tuple[int, ...], limit: int, reason: str) -> None:
         if not prompt:
             raise UserError("the prompt is empty; give at least one token")
@@ -174,7 +178,7 @@ class Engine:
     @torch.inference_mode()
     def logits(self, ids: tuple[int, ...]) -> torch.Tensor:
         """Teacher-forced logits [T, V] fp32, on the device."""
-        self._check_prompt(ids, self.context_length, "it must fit")
+        self.check_text(ids)
         self.parts.sequence.reset(len(ids))
         return teacher_forced(self.parts, self._tensor(ids), self.prefill_chunk)
 
