@@ -6,6 +6,7 @@ import torch
 
 from soloist.dist.share import Share
 from soloist.layers.linear import Vector
+from soloist.ops.embed import embed
 
 
 class Embedding(Vector):
@@ -15,7 +16,7 @@ class Embedding(Vector):
         """ids [T] int64 -> [T, D]."""
         rows = self.shape[0]
         if not isinstance(rows, Share):
-            return self.weight.index_select(0, ids)
+            return embed(ids, self.weight)
         places = ids - rows.start
         here = (places >= 0) & (places < int(rows))
         found = self.weight.index_select(0, places.clamp(0, int(rows) - 1))

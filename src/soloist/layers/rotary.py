@@ -7,6 +7,7 @@ import math
 import torch
 
 from soloist.config import RopeConfig
+from soloist.ops.rotation import rotation
 
 
 class Rotary:
@@ -21,9 +22,7 @@ class Rotary:
         inverse = self.inverse
         if self.config.kind == "dynamic":
             inverse = self._dynamic(torch.maximum(positions + 1, base_length))
-        angles = positions[:, None].float() * inverse
-        scale = self.config.attention_factor
-        return angles.cos() * scale, angles.sin() * scale
+        return rotation(positions, inverse, self.config.attention_factor)
 
     def variant(self, base_length: int) -> int:
         """Prompts of lengths with one variant have the same angles at the same places."""

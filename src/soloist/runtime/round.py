@@ -66,7 +66,7 @@ def draft(parts: Parts, sampler: Sampler, bound: int, width: int) -> tuple[Windo
     bufs = parts.bufs
     window = parts.sequence.window(width + 1, bound)
     if not width:
-        return window, bufs.anchor.clone()
+        return window, bufs.anchor  # which moves on only when the round has read it
     drafts = parts.drafter.propose(bufs, window, sampler.draft)
     return window, torch.cat((bufs.anchor, sampler.forced(drafts, window.positions[1:])))
 

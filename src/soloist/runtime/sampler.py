@@ -32,8 +32,9 @@ class Sampler:
     def __init__(self, params: SamplingParams, bufs: Buffers, rejection: bool = False):
         self.params, self.bufs, self.rejection = params, bufs, rejection
         p = params
-        for name in ("temperature", "top_k", "top_p", "min_p", "min_tokens"):
+        for name in ("top_k", "top_p", "min_p", "min_tokens"):
             getattr(bufs, name).fill_(getattr(p, name))
+        bufs.temperature.fill_(max(p.temperature, torch.finfo(torch.float32).tiny))  # divides: must not round to 0
         self._penalties = bufs.presence, bufs.frequency, bufs.repetition
         for penalty, value in zip(
             self._penalties, (p.presence_penalty, p.frequency_penalty, p.repetition_penalty), strict=True

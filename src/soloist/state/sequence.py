@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from soloist.ops.gqa import Place
+from soloist.ops.window_places import window_places
 
 PAGE_SIZE = 128
 """Positions a page."""
@@ -170,8 +171,8 @@ class Sequence:
 
     def _window(self, T: int, bound: int, start_host: int | None) -> Window:
         assert bound <= self.context_length + self.max_window, (bound, self.context_length)
-        positions = self.length + torch.arange(T, device=self.device)
-        place = Place(positions[:1], positions // PAGE_SIZE, positions % PAGE_SIZE, None, start_host)
+        positions, page, offset = window_places(self.length, T, PAGE_SIZE)
+        place = Place(positions[:1], page, offset, None, start_host)
         prefill = start_host is not None
         return Window(positions, place, self.live, self.base_length, bound, prefill)
 
