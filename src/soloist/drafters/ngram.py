@@ -6,7 +6,7 @@ import torch
 
 from soloist.drafters.drafter import Draw
 from soloist.models.decoder import Decoder, Output
-from soloist.ops.ngram_match import ngram_match
+from soloist.ops.ngram_draft import ngram_draft
 from soloist.state.buffers import Buffers
 from soloist.state.sequence import Sequence, Window
 
@@ -34,7 +34,6 @@ class NgramDrafter:
         device = bufs.anchor.device
         self._bufs = bufs
         self._table = torch.tensor(CONFIDENCE, device=device)
-        self._ahead = torch.arange(self.width, device=device)
         self._tokens = torch.zeros(self.width, dtype=torch.int64, device=device)
         self._chances = self.confidence = torch.zeros(self.width, device=device)
 
@@ -43,12 +42,8 @@ class NgramDrafter:
 
     def observe(self, out: Output, following: torch.Tensor, n: torch.Tensor) -> None:
         """Looks up the coming proposal at once, so that its confidence is known before the next round."""
-        longest = len(CONFIDENCE) - 1
         history = self._bufs.history[: out.window.num_positions + 1]
-        tokens, length = ngram_match(history, out.window.positions[:1] + n, longest, self.width)
-        self._tokens.copy_(tokens)
-        matched = (length + self._ahead).clamp_max(longest)
-        self._chances.copy_(torch.where(length > 1, self._table[matched], 0.0))
+        ngram_draft(history, out.window.positions[:1], n, self._table, self._tokens, self._chances)
 
     def propose(self, bufs: Buffers, window: Window, draw: Draw) -> torch.Tensor:
         return self._tokens[: window.width]
