@@ -11,7 +11,6 @@ from soloist.runtime.round import Parts, RoundOutput
 from soloist.runtime.sampler import Sampler
 from soloist.state.prefix import PrefixCache
 
-
 CUT = 64
 """On a CPU a prompt may be cut at multiples of this, the rows that KDA and attention take together: see `cut_size`."""
 
@@ -66,11 +65,11 @@ def cut_size(parts: Parts, chunk: int) -> int:
     if parts.sequence.device.type != "cpu" or chunk % CUT or parts.sequence.context_length < S:
         return chunk
     ids = torch.arange(S) % parts.model.config.vocab_size
-    whole, cut = ([], [])
-    for found, stops in ((whole, ()), (cut, (CUT,))):
+    found = []
+    for stops in ((), (CUT,)):
         parts.sequence.reset(S)
-        found += _hidden(parts, ids, ends(0, S, chunk, stops))
-    return CUT if torch.equal(torch.cat(whole), torch.cat(cut)) else chunk
+        found.append(torch.cat(list(_hidden(parts, ids, ends(0, S, chunk, stops)))))
+    return CUT if torch.equal(*found) else chunk
 
 
 def _hidden(parts: Parts, ids: torch.Tensor, pauses: list[int]) -> Iterator[torch.Tensor]:
