@@ -127,6 +127,8 @@ class Generation:
             counts.completion += len(event.token_ids)
             return
         before = sum(output.usage.completion_tokens for output in self._outputs.values())
+        if all(work.prompts[other] is not work.prompts[one.choice] for other in self._outputs):
+            counts.cached += event.output.usage.cached_tokens
         self._outputs[one.choice] = event.output
         counts.completion = before + event.output.usage.completion_tokens
 
