@@ -98,6 +98,7 @@ BAD_SETTINGS: list[tuple[str, Any]] = [
     *(("device", value) for value in ("tpu", "cuda:99", "cpu:x", "", 3)),
     *(("dtype", value) for value in ("float64", "int8", "", None)),
     *(("context_length", value) for value in (0, 1, -5, 1.5, "64", 513, True)),
+    *(("prefix_cache_bytes", value) for value in (-1, 0.5, None)),
     *(("prefill_chunk", value) for value in (0, -1, 2.5, None)),
     *(("threads", value) for value in (0, -1, "all", True)),
     *(("drafter", value) for value in ("medusa", "", None)),
