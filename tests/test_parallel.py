@@ -70,7 +70,7 @@ def test_ranks_say_what_one_says(kind: str, ranks: int, odd: bool) -> None:
     model = folder(kind, odd)
     with llm(model, ranks) as served:
         ids, logits = said_by(served)
-        assert served.plan.ranks == f"0 of {ranks}"
+        assert (served.plan.ranks, served.plan.exchange) == (f"0 of {ranks}", "gloo")
     assert ids == answers(model)[0]
     torch.testing.assert_close(logits, answers(model)[1], rtol=1e-4, atol=1e-4)
 
@@ -89,6 +89,19 @@ def test_ranks_say_it_with_every_drafter(tmp_path: Path) -> None:
             stream.close()  # type: ignore[attr-defined]
             for asked, expected in zip((GREEDY, SAMPLED), plain, strict=True):
                 assert twin.generate("Once upon a time", asked).token_ids == expected, settings
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.parametrize("kind", ["ling-mtp", "llama"])
+def test_gpus_say_what_one_says(kind: str) -> None:
+    settings: dict[str, Any] = {"device": "cuda", "dtype": "float32", "context_length": 64}
+    with LLM(folder(kind), **settings) as one:
+        ids, logits = said_by(one)
+    with LLM(folder(kind), tensor_parallel=min(4, torch.cuda.device_count()), **settings) as several:
+        found, parallel = said_by(several)
+        print(several.plan.exchange)
+    assert found == ids
+    torch.testing.assert_close(parallel, logits, rtol=1e-3, atol=1e-3)
 
 
 def test_a_rank_that_is_killed_ends_the_others_within_seconds() -> None:

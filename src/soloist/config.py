@@ -214,7 +214,8 @@ class EngineConfig:
 class Plan:
     """Everything `resolve` decided, with nothing left to choose. Printed by `explain`, stored in benchmark files.
 
-    Bytes and parameters are one rank's. ranks: how many run the model, or which one runs alone for measuring.
+    Bytes and parameters are one rank's. ranks: how many run the model, or which one runs alone for measuring; exchange:
+    how their sums travel, measured and chosen when the ranks have met.
     """
 
     model: str
@@ -236,6 +237,7 @@ class Plan:
     page_size: int
     state_bytes: int
     ranks: str = "1"
+    exchange: str = "none"
 
 
 def engine_fields() -> tuple[dataclasses.Field[Any], ...]:

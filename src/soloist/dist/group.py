@@ -20,9 +20,9 @@ ring, whose order of summation depends on the place in the message, does not. De
 
 
 class Sum(Protocol):
-    """An all-reduce for messages of up to `most_bytes` bytes."""
+    """An all-reduce for messages of up to `most_values` values."""
 
-    most_bytes: int
+    most_values: int
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
@@ -113,10 +113,9 @@ class Ranks:
         self._channel, self._on_close = channel, on_close
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        num_bytes = x.numel() * x.element_size()
-        if self.one_shot is not None and num_bytes <= self.one_shot.most_bytes:
+        if self.one_shot is not None and x.numel() <= self.one_shot.most_values:
             return self.one_shot(x)
-        if num_bytes <= SMALL_BYTES:
+        if x.numel() * x.element_size() <= SMALL_BYTES:
             first, *others = self.all_gather(x).float()
             for other in others:
                 first = first + other

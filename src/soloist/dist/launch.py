@@ -61,6 +61,10 @@ def open_group(size: int, rank_of: int | None, device: torch.device, settings: M
         return SOLO if rank_of is None else Lone(rank_of)
     group = _open_ranks(size, device, settings)
     atexit.register(group.close)
+    if device.type == "cuda":
+        from soloist.dist.peers import choose_sum
+
+        choose_sum(group, device)
     return group
 
 
@@ -72,7 +76,7 @@ def outline(size: int, rank_of: int | None) -> Group:
     return SOLO if rank_of is None else Lone(rank_of)
 
 
-def _open_ranks(size: int, device: torch.device, settings: Mapping[str, Any]) -> Group:
+def _open_ranks(size: int, device: torch.device, settings: Mapping[str, Any]) -> Ranks:
     if dist.is_initialized():
         raise UserError("this process has a tensor-parallel model already; close it before making another")
     place = rank_place()
@@ -85,7 +89,7 @@ def _open_ranks(size: int, device: torch.device, settings: Mapping[str, Any]) ->
     return _join(place, device)
 
 
-def _lead_children(size: int, device: torch.device, settings: Mapping[str, Any]) -> Group:
+def _lead_children(size: int, device: torch.device, settings: Mapping[str, Any]) -> Ranks:
     """Start the other ranks on this machine."""
     token = secrets.token_hex(16)
     with listen(LOOPBACK) as server:
@@ -127,7 +131,7 @@ def _end(children: list[subprocess.Popen[bytes]], patience_s: float = 5.0) -> No
             child.wait()
 
 
-def _join(place: RankPlace, device: torch.device) -> Group:
+def _join(place: RankPlace, device: torch.device) -> Ranks:
     """Become the rank that this process was started as."""
     if place.leader is not None:  # by rank 0
         host, port, token = place.leader.split(":")

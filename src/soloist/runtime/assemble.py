@@ -49,6 +49,7 @@ def assemble(config: EngineConfig, checkpoint: Checkpoint, progress: bool = Fals
     progress = progress and group.rank == 0
     if progress and plan.parameter_bytes > QUIET_BYTES:
         print(memory_line(plan, free), file=sys.stderr)
+    plan = dataclasses.replace(plan, exchange=group.exchange)
     try:
         return Assembled(build(plan, config, checkpoint, model_config, group, progress), plan, model_config, group)
     except BaseException as error:
@@ -111,6 +112,7 @@ def resolve(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Plan, ModelCo
         page_size=PAGE_SIZE,
         state_bytes=sequence.state_bytes(),
         ranks=describe_ranks(config, group),
+        exchange=group.exchange if config.tensor_parallel == 1 else "chosen when the ranks meet",
     )
     return plan, model_config
 
