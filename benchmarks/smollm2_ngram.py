@@ -82,7 +82,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
-    with LLM(args.model, drafter="ngram", device="cpu", threads=args.threads) as llm:
+    with LLM(args.model, drafter="ngram", device="cpu", threads=args.threads, prefix_cache_bytes=0) as llm:
         record: dict[str, Any] = {
             "soloist": __version__,
             "torch": torch.__version__,

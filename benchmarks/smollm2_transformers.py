@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
-    llm = LLM("smollm2", threads=args.threads)
+    llm = LLM("smollm2", threads=args.threads, prefix_cache_bytes=0)
     model = reference(resolve_model_path("smollm2"))
     params = SamplingParams(temperature=0, max_tokens=args.tokens, ignore_eos=True)
     results = []
