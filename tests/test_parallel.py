@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
@@ -92,6 +93,7 @@ def test_ranks_say_it_with_every_drafter(tmp_path: Path) -> None:
 
 
 @pytest.mark.multi_gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs several GPUs")
 @pytest.mark.parametrize("kind", ["ling-mtp", "llama"])
 def test_gpus_say_what_one_says(kind: str) -> None:
     settings: dict[str, Any] = {"device": "cuda", "dtype": "float32", "context_length": 64}
@@ -120,6 +122,31 @@ def test_a_rank_that_is_killed_ends_the_others_within_seconds() -> None:
     assert not [pid for pid in children if is_alive(pid)], "a rank lives on"
     with pytest.raises(UserError, match="closed"):
         served.generate(PROMPT, GREEDY)
+
+
+def test_a_server_that_loses_a_rank_tells_the_client_and_exits() -> None:
+    pytest.importorskip("uvicorn")
+    pytest.importorskip("msgspec")
+    port = free_port()
+    command = [sys.executable, "-m", "soloist", "serve", "-m", folder("llama"), "--device", "cpu", "--port", str(port),
+               "--tensor-parallel", "2", "--context-length", "512"]  # fmt: skip
+    server = subprocess.Popen(command, env=with_source(), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    assert server.stderr is not None
+    assert any("is ready" in line for line in server.stderr)
+    (child,) = children_of(server.pid)
+    body = {"model": Path(folder("llama")).name, "prompt": PROMPT, "max_tokens": 400, "temperature": 0, "ignore_eos": True, "stream": True}
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    first = answer.readline()
+    assert first.startswith(b"data: {"), first
+    os.kill(child, signal.SIGKILL)
+    begun = time.monotonic()
+    assert b'"error"' in answer.read() and answer.status == 200
+    drain = threading.Thread(target=server.stderr.read, daemon=True)
+    drain.start()
+    assert server.wait(20) == 1
+    assert time.monotonic() - begun < 10
 
 
 def test_ranks_end_when_rank_0_is_killed() -> None:

@@ -251,6 +251,11 @@ def environment_threads() -> int | None:
     return int(value) if value.isdigit() and int(value) > 0 else None
 
 
+def environment_api_keys() -> tuple[str, ...]:
+    """The keys in SOLOIST_API_KEY, separated by commas: unlike a flag, other users of the machine cannot see them."""
+    return tuple(filter(None, os.environ.get("SOLOIST_API_KEY", "").split(",")))
+
+
 def kernel_cache_folder() -> Path:
     """Where Triton keeps compiled kernels."""
     return Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache")

@@ -14,7 +14,7 @@ from io import TextIOWrapper
 
 from soloist import __version__
 from soloist.cli.flags import Parser
-from soloist.errors import UserError
+from soloist.errors import RankLost, UserError
 
 COMMANDS = {
     "generate": "answer one prompt",
@@ -37,14 +37,14 @@ commands:
 `soloist COMMAND --help` lists the flags of a command.
 """
 
-OK, USER_ERROR, INTERRUPTED, PIPE_CLOSED = 0, 2, 130, 141
+OK, LOST, USER_ERROR, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
 """Exit codes. The last two are what a shell reports for a program that SIGINT or SIGPIPE ended."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line, by default the process's own, and return the exit code.
 
-    A UserError becomes one line on stderr and code 2. Ctrl+C gives 130, a reader that went away 141, both without a
+    A UserError becomes one line on stderr and code 2, a lost rank one line and code 1. Ctrl+C gives 130, a reader that went away 141, both without a
     traceback.
     """
     if isinstance(sys.stdout, TextIOWrapper):
@@ -58,6 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"soloist: {' '.join(str(error).splitlines())}", file=sys.stderr)
         return USER_ERROR
+    except RankLost as error:
+        print(f"soloist: {error}", file=sys.stderr)
+        return LOST
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:

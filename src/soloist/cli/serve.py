@@ -16,6 +16,7 @@ from typing import Any
 
 from soloist.cli.flags import add_engine_flags, add_fields, engine, given
 from soloist.config import environment_api_keys
+from soloist.dist.place import is_follower
 from soloist.errors import UserError
 from soloist.server.settings import ServerSettings
 
@@ -45,6 +46,10 @@ def run(args: argparse.Namespace) -> int:
     chosen: dict[str, Any] = given(args, ServerSettings)
     settings = ServerSettings(**{**chosen, "api_key": (*chosen.get("api_key", ()), *environment_api_keys())})
     config = engine(args)
+    if is_follower(config.get("tensor_parallel", 1)):  # under torchrun; rank 0 has the port
+        from soloist.llm import LLM
+
+        LLM(**config)
 
     from soloist.server.run import serve
 

@@ -44,12 +44,6 @@ def local_rank(size: int) -> int:
     return place.local_rank if size > 1 and place is not None else 0
 
 
-def is_follower(size: int) -> bool:
-    """Whether this process was started as another rank than 0."""
-    place = rank_place()
-    return size > 1 and place is not None and place.rank > 0
-
-
 def open_group(size: int, rank_of: int | None, device: torch.device, settings: Mapping[str, Any]) -> Group:
     """Join the ranks of a model. Returns when all of them are there.
 

@@ -29,14 +29,15 @@ def rank_place() -> RankPlace | None:
     return RankPlace(rank, size, local, os.environ.get("SOLOIST_LEADER"), os.environ.get("MASTER_ADDR", "127.0.0.1"))
 
 
+def is_follower(size: int) -> bool:
+    """Whether this process was started as another rank than 0 of a model of `size` ranks."""
+    place = rank_place()
+    return size > 1 and place is not None and place.rank > 0
+
+
 def child_environment(place: RankPlace) -> dict[str, str]:
     """Our environment, for a process that takes that place and finds this package where we found it."""
     package = str(Path(__file__).parents[2])
     paths = [package, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     ours = {"RANK": place.rank, "WORLD_SIZE": place.size, "LOCAL_RANK": place.local_rank, "SOLOIST_LEADER": place.leader}
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)} | {name: str(value) for name, value in ours.items()}
-
-
-def environment_api_keys() -> tuple[str, ...]:
-    """The keys in SOLOIST_API_KEY, separated by commas: unlike a flag, other users of the machine cannot see them."""
-    return tuple(filter(None, os.environ.get("SOLOIST_API_KEY", "").split(",")))
