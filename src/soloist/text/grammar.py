@@ -87,7 +87,10 @@ class Grammars:
             return self._from_grammar(asked["grammar"])
         schema = asked["json_schema"]["schema"] if kind == "json_schema" else {"type": "object"}
         spacing: Any = SPACING
-        return make.grammar_from_json_schema(json.dumps(schema), defaults=spacing)
+        try:
+            return make.grammar_from_json_schema(json.dumps(schema), defaults=spacing)
+        except ValueError as error:
+            raise UserError(f"response_format: json_schema: {_one_line(str(error))}") from error
 
     def _from_grammar(self, text: str) -> str:
         from llguidance import grammar_from
