@@ -31,8 +31,9 @@ SERVER_FLAGS = (
     "--api-key --cors-origin --drain-timeout --host --log-text --max-queue --max-request-bytes --no-log-text --port "
     "--request-timeout --served-name"
 ).split()
+SHAPE_FLAGS = ["--grammar", "--grammar-file", "--json-schema", "--json-schema-file", "--regex"]
 FROZEN = {
-    "generate": [*ALWAYS, *ENGINE_FLAGS, *SAMPLING_FLAGS, *PROMPT_FLAGS, "--compare"],
+    "generate": [*ALWAYS, *ENGINE_FLAGS, *SAMPLING_FLAGS, *PROMPT_FLAGS, *SHAPE_FLAGS, "--compare"],
     "chat": [*ALWAYS, *ENGINE_FLAGS, *SAMPLING_FLAGS, "--system"],
     "explain": [*ALWAYS, *ENGINE_FLAGS],
     "serve": ["--help", "-h", *ENGINE_FLAGS, *SERVER_FLAGS],

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from soloist.cli.answer import answer, summary
 from soloist.cli.flags import add_engine_flags, add_json_flag, add_sampling_flags, engine, sampling
 from soloist.cli.prompt import add_prompt_flags, read_prompt
+from soloist.cli.shape import add_shape_flags, read_shape
 from soloist.config import SamplingParams
 from soloist.errors import UserError
 
@@ -31,6 +32,7 @@ WARM_UP = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s TEXT [FLAGS]"
     add_prompt_flags(parser)
+    add_shape_flags(parser)
     parser.add_argument(
         "--compare",
         action="store_true",
@@ -42,7 +44,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    settings, params, prompt = engine(args), sampling(args), read_prompt(args)
+    settings, params, prompt, shape = engine(args), sampling(args), read_prompt(args), read_shape(args)
+    if shape is not None:
+        params = dataclasses.replace(params, response_format=shape)
     if params.logprobs is not None and not args.json:
         raise UserError("--logprobs are reported in JSON only; add --json")
     if args.compare:
