@@ -34,7 +34,10 @@ Handler = Callable[[Exchange], Awaitable[None]]
 OPEN = ("/", "/health", "/ready", "/openapi.json")
 """Paths that need no key: they tell nothing of what is asked and answered."""
 
-PAGE_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+PAGE_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; frame-ancestors 'none'"
+)
 
 
 class App:

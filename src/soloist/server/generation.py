@@ -75,7 +75,7 @@ class Generation:
         ids = bool(request.return_token_ids)
         if isinstance(request, ChatRequest):
             tokenizer = tokenizer_of(llm, "messages")
-            return [ChatVoice(tokenizer, ids) for _ in work.prompts]
+            return [ChatVoice(tokenizer, work.parser(), work.reasoning, ids) for _ in work.prompts]
         return [CompletionVoice(llm.tokenizer, prompt, request.logprobs or 0, ids) for prompt in work.prompts]
 
     async def _stream(self, request: Sampling, work: Work, voices: list[Voice], head: Head) -> None:
@@ -91,6 +91,7 @@ class Generation:
                     head, request, voices, work.prompts, self._counts, queue_ms, started, prompt_ids=self._is_chat
                 )
             await exchange.send(chunks.chunk(one))
+            self._counts.reasoning = sum(voice.reasoning_tokens for voice in voices)
         if chunks is None:
             raise cut_off(self.job.reason or "abort")
         await exchange.send(chunks.end(), more=False)

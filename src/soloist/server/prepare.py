@@ -5,8 +5,9 @@ It runs beside the event loop, since tokenising takes time, and before the answe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from threading import Event
 from typing import Any
 
@@ -15,7 +16,12 @@ from soloist.errors import UserError
 from soloist.llm import LLM, StreamEvent
 from soloist.server.faults import Fault, of_user_error
 from soloist.server.wire import ChatRequest, CompletionRequest, Messages, Sampling, TokenizeRequest
+from soloist.text.answer import AnswerParser
+from soloist.text.reasoning import Reasoning, reasoning_of
 from soloist.text.tokenizer import Tokenizer
+from soloist.text.tools.calls import ToolCalls
+from soloist.text.tools.formats import ToolFormat, tool_calls, tool_format
+from soloist.text.tools.schemas import functions_of
 
 SHARED = (
     "temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty seed max_tokens min_tokens stop "
@@ -41,17 +47,18 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Work:
-    """prompts: one for each choice. streams: the same, to be run in turn."""
+    """prompts: one for each choice. streams: the same, to be run in turn. parser: takes a chat's answer apart; reasoning:
+    how it begins.
+    """
 
     prompts: list[Prompt]
     streams: list[Iterator[StreamEvent]]
-    params: SamplingParams
+    parser: Callable[[], AnswerParser] = AnswerParser
+    reasoning: Reasoning = Reasoning.NONE
 
 
 def prepare_chat(llm: LLM, request: ChatRequest, cancelled: Event) -> Work:
     """Raises: Fault 400."""
-    if request.tools:
-        raise Fault(400, "tools are not supported", "tools")
     if request.top_logprobs is not None and not request.logprobs:
         raise Fault(400, "top_logprobs needs logprobs to be true", "top_logprobs")
     limit = request.max_completion_tokens
@@ -62,8 +69,41 @@ def prepare_chat(llm: LLM, request: ChatRequest, cancelled: Event) -> Work:
     variables = dict(request.chat_template_kwargs or {})
     if request.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", request.reasoning_effort)
-    ids = render(llm, request.messages, variables)
-    return _work(llm, request, [Prompt(ids)], params, cancelled, CHAT_NAMES)
+    tokenizer, tools = tokenizer_of(llm, "messages"), _tools(request)
+    ids = render(llm, request.messages, variables, tools)
+    reasoning = reasoning_of(tokenizer, ids)
+    calls = partial(tool_calls, _tool_format(llm, tokenizer), tools) if tools else None
+    work = _work(llm, request, [Prompt(ids)], params, cancelled, CHAT_NAMES)
+    return replace(work, parser=partial(_parser, reasoning, calls), reasoning=reasoning)
+
+
+def _tools(request: ChatRequest) -> list[dict[str, Any]]:
+    """The tools that the model is told of.   Raises: Fault 400."""
+    choice = request.tool_choice
+    if choice not in (None, "none") and not request.tools:
+        raise Fault(400, "tool_choice needs tools", "tool_choice")
+    if choice not in (None, "auto", "none"):
+        raise Fault(400, f"tool_choice={choice!r} is not supported; it is auto or none", "tool_choice")
+    if request.parallel_tool_calls is False:
+        raise Fault(400, "parallel_tool_calls=false is not supported", "parallel_tool_calls")
+    if choice == "none" or not request.tools:
+        return []
+    try:
+        functions_of(request.tools)
+    except UserError as error:
+        raise of_user_error(error, {}) from error
+    return request.tools
+
+
+def _tool_format(llm: LLM, tokenizer: Tokenizer) -> ToolFormat:
+    try:
+        return tool_format(tokenizer.chat_template, llm.plan.model)
+    except UserError as error:
+        raise of_user_error(error, {}) from error
+
+
+def _parser(reasoning: Reasoning, calls: Callable[[], ToolCalls] | None) -> AnswerParser:
+    return AnswerParser(reasoning, None if calls is None else calls())
 
 
 def prepare_completion(llm: LLM, request: CompletionRequest, cancelled: Event) -> Work:
@@ -105,7 +145,7 @@ def _work(
             streams.append(llm.stream(prompt.ids, own, cancelled))
     except UserError as error:
         raise of_user_error(error, names) from error
-    return Work(repeated, streams, params)
+    return Work(repeated, streams)
 
 
 def _each(prompt: str | list[Any]) -> list[str | list[int]]:

@@ -13,8 +13,22 @@ from msgspec import UNSET
 from soloist.llm import Output, StreamEvent
 from soloist.server.answers import CompletionTokens, chat_logprobs
 from soloist.server.prepare import Prompt
-from soloist.server.replies import ChatChoice, CompletionChoice, CompletionLogprobs, Delta, Finish, Message
+from soloist.server.replies import (
+    ChatChoice,
+    CompletionChoice,
+    CompletionLogprobs,
+    Delta,
+    Finish,
+    Function,
+    Message,
+    ToolCall,
+    ToolCallDelta,
+    ToolFunctionDelta,
+)
+from soloist.text.answer import AnswerDelta, AnswerParser
+from soloist.text.reasoning import Reasoning, count_reasoning
 from soloist.text.tokenizer import Tokenizer
+from soloist.text.tools.calls import CallDelta
 
 encode = msgspec.json.Encoder().encode
 
@@ -38,32 +52,76 @@ class Voice(Protocol):
 
 
 class ChatVoice:
-    """The assistant's message."""
+    """The assistant's message. parser: takes its text apart; reasoning: how the answer begins."""
 
-    def __init__(self, tokenizer: Tokenizer, return_ids: bool):
-        self._tokenizer, self._return_ids = tokenizer, return_ids
+    def __init__(self, tokenizer: Tokenizer, parser: AnswerParser, reasoning: Reasoning, return_ids: bool):
+        self._tokenizer, self._parser, self._reasoning, self._return_ids = tokenizer, parser, reasoning, return_ids
         self._begun = False
         self.reasoning_tokens = 0
 
     def piece(self, event: StreamEvent) -> bytes:
-        delta = Delta(content=event.text)
+        delta = _delta(self._read(event.text, event.output))
         if not self._begun:
             self._begun, delta.role = True, "assistant"
         logprobs = b"null" if event.logprobs is None else encode(chat_logprobs(self._tokenizer, event.logprobs))
         return b'"delta":%b,"logprobs":%b' % (encode(delta), logprobs)
 
     def finish(self, output: Output) -> Finish:
-        return output.finish_reason  # type: ignore[return-value]
+        """A text that ended by itself with calls waits for their results."""
+        called = self._parser.called and output.finish_reason == "stop"
+        return "tool_calls" if called else output.finish_reason  # type: ignore[return-value]
 
     def whole(self, index: int, output: Output) -> ChatChoice:
         return ChatChoice(
             index=index,
-            message=Message(output.text),
+            message=_message(self._read(output.text, output)),
             finish_reason=self.finish(output),
             stop_reason=output.stop_reason,
             logprobs=None if output.logprobs is None else chat_logprobs(self._tokenizer, output.logprobs),
             token_ids=output.token_ids if self._return_ids else UNSET,
         )
+
+    def _read(self, text: str, output: Output | None) -> AnswerDelta:
+        """What the text brought; with the output, all that was held back."""
+        came = self._parser.push(text)
+        if output is None:
+            return came
+        if self._reasoning is not Reasoning.NONE:
+            self.reasoning_tokens = count_reasoning(self._tokenizer, output.token_ids, self._reasoning)
+        rest = self._parser.flush()
+        return AnswerDelta(came.reasoning + rest.reasoning, came.content + rest.content, came.calls + rest.calls)
+
+
+def _delta(came: AnswerDelta) -> Delta:
+    """Something is always said, so that every round has its chunk."""
+    delta = Delta()
+    if came.reasoning:
+        delta.reasoning_content = came.reasoning
+    if came.calls:
+        delta.tool_calls = [_call_delta(call) for call in came.calls]
+    if came.content or not came:
+        delta.content = came.content
+    return delta
+
+
+def _call_delta(call: CallDelta) -> ToolCallDelta:
+    if call.name is None or call.id is None:
+        return ToolCallDelta(call.index, function=ToolFunctionDelta(arguments=call.arguments))
+    return ToolCallDelta(call.index, call.id, "function", ToolFunctionDelta(call.name, call.arguments))
+
+
+def _message(came: AnswerDelta) -> Message:
+    calls: dict[int, ToolCall] = {}
+    for call in came.calls:
+        if call.index not in calls:
+            calls[call.index] = ToolCall(call.id or "", Function(call.name or "", ""))
+        calls[call.index].function.arguments += call.arguments
+    message = Message(came.content if came.content or not calls else None)
+    if came.reasoning:
+        message.reasoning_content = came.reasoning
+    if calls:
+        message.tool_calls = list(calls.values())
+    return message
 
 
 class CompletionVoice:
