@@ -13,6 +13,7 @@ import triton.language as tl  # noqa: E402
 
 import soloist.ops.gpu  # noqa: E402, F401
 from soloist.ops.gpu.attention import num_runs, run_first, run_of, run_size  # noqa: E402
+from soloist.ops.gqa import gqa_round  # noqa: E402
 from soloist.ops.mla import mla_round  # noqa: E402
 from soloist.ops.op import Op  # noqa: E402
 from tests.test_ops import draw  # noqa: E402
@@ -56,20 +57,31 @@ def on_device(arguments: dict[str, Any]) -> dict[str, Any]:
 MLA_ROWS = ("q", "kv", "gate", "cos", "sin", "page", "offset")
 
 
-@pytest.mark.parametrize("case", [pytest.param(c, id=c.__name__) for c in mla_round.cases[1:3]])
-def test_mla_row_has_the_same_bits_alone_and_in_a_window(case: Any) -> None:
-    together = mla_round.impls["cuda"]["triton"](**on_device(draw(case)))
-    alone = rows_alone(mla_round, on_device(draw(case)), MLA_ROWS)
+GQA_ROWS = ("qkv", "cos", "sin", "page", "offset")
+
+
+@pytest.mark.parametrize(
+    "op, by_row, case",
+    [
+        pytest.param(op, by_row, case, id=f"{op.name}-{case.__name__}")
+        for op, by_row in ((mla_round, MLA_ROWS), (gqa_round, GQA_ROWS))
+        for case in op.cases[1:3]
+    ],
+)
+def test_row_has_the_same_bits_alone_and_in_a_window(op: Op, by_row: tuple[str, ...], case: Any) -> None:
+    together = op.impls["cuda"]["triton"](**on_device(draw(case)))
+    alone = rows_alone(op, on_device(draw(case)), by_row)
     assert torch.equal(together, torch.cat(alone))
 
 
-def test_mla_row_has_the_same_bits_in_a_longer_context() -> None:
+@pytest.mark.parametrize("op, caches", [(mla_round, ("latents",)), (gqa_round, ("keys", "values"))], ids=["mla", "gqa"])
+def test_row_has_the_same_bits_in_a_longer_context(op: Op, caches: tuple[str, ...]) -> None:
     """Pages beyond the context add nothing, not even rounding."""
-    case = mla_round.cases[2]
-    short, long = on_device(draw(case)), on_device(draw(case))
-    stale = torch.randn(70, *long["latents"].shape[1:], device=DEVICE)
-    long["latents"] = torch.cat((long["latents"], stale))
-    run = mla_round.impls["cuda"]["triton"]
+    short, long = on_device(draw(op.cases[0])), on_device(draw(op.cases[0]))
+    for name in caches:
+        stale = torch.randn(70, *long[name].shape[1:], device=DEVICE)
+        long[name] = torch.cat((long[name], stale))
+    run = op.impls["cuda"]["triton"]
     assert torch.equal(run(**short), run(**long))
 
 
