@@ -20,8 +20,8 @@ from soloist.text.answer import AnswerParser
 from soloist.text.reasoning import Reasoning, reasoning_of
 from soloist.text.tokenizer import Tokenizer
 from soloist.text.tools.calls import ToolCalls
+from soloist.text.tools.choice import read_choice, tool_grammar
 from soloist.text.tools.formats import ToolFormat, tool_calls, tool_format
-from soloist.text.tools.schemas import functions_of
 
 SHARED = (
     "temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty seed max_tokens min_tokens stop "
@@ -72,27 +72,36 @@ def prepare_chat(llm: LLM, request: ChatRequest, cancelled: Event) -> Work:
     tokenizer, tools = tokenizer_of(llm, "messages"), _tools(request)
     ids = render(llm, request.messages, variables, tools)
     reasoning = reasoning_of(tokenizer, ids)
-    calls = partial(tool_calls, _tool_format(llm, tokenizer), tools) if tools else None
+    calls = None
+    if tools:
+        known = _tool_format(llm, tokenizer)
+        calls = partial(tool_calls, known, tools)
+        params = _promised(params, request, known)
     work = _work(llm, request, [Prompt(ids)], params, cancelled, CHAT_NAMES)
     return replace(work, parser=partial(_parser, reasoning, calls), reasoning=reasoning)
 
 
 def _tools(request: ChatRequest) -> list[dict[str, Any]]:
     """The tools that the model is told of.   Raises: Fault 400."""
-    choice = request.tool_choice
-    if choice not in (None, "none") and not request.tools:
-        raise Fault(400, "tool_choice needs tools", "tool_choice")
-    if choice not in (None, "auto", "none"):
-        raise Fault(400, f"tool_choice={choice!r} is not supported; it is auto or none", "tool_choice")
-    if request.parallel_tool_calls is False:
-        raise Fault(400, "parallel_tool_calls=false is not supported", "parallel_tool_calls")
-    if choice == "none" or not request.tools:
-        return []
     try:
-        functions_of(request.tools)
+        choice = read_choice(request.tool_choice, request.tools or [])
     except UserError as error:
         raise of_user_error(error, {}) from error
-    return request.tools
+    return [] if choice == "none" else request.tools or []
+
+
+def _promised(params: SamplingParams, request: ChatRequest, format: ToolFormat) -> SamplingParams:
+    """With the grammar of what tool_choice, strict tools and parallel_tool_calls promise.   Raises: Fault 400."""
+    if params.constrained:
+        text = "response_format leaves no room for tool calls; remove it, or set tool_choice to none"
+        raise Fault(400, text, "response_format")
+    tools = request.tools or []
+    choice = read_choice(request.tool_choice, tools)
+    grammar = tool_grammar(format, tools, choice, request.parallel_tool_calls is not False)
+    try:
+        return params if grammar is None else replace(params, response_format=grammar)
+    except UserError as error:
+        raise of_user_error(error, {}) from error
 
 
 def _tool_format(llm: LLM, tokenizer: Tokenizer) -> ToolFormat:

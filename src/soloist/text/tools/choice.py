@@ -19,12 +19,13 @@ def read_choice(choice: Any, tools: Sequence[Mapping[str, Any]]) -> str:
     names = functions_of(tools)
     if choice is None:
         return "auto" if names else "none"
-    if choice in ("none", "auto", "required"):
+    if isinstance(choice, str) and choice in ("none", "auto", "required"):
         if choice == "required" and not names:
             raise UserError("tool_choice='required', but there are no tools; give tools")
         return str(choice)
-    named = choice.get("function", {}).get("name") if isinstance(choice, Mapping) and choice.get("type") == "function" else None
-    if named not in names:
+    function = choice.get("function") if isinstance(choice, Mapping) and choice.get("type") == "function" else None
+    named = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(named, str) or named not in names:
         raise UserError(
             f"tool_choice={choice!r} must be none, auto, required, or {{'type': 'function', 'function': {{'name': NAME}}}} "
             f"with one of {', '.join(names) or 'the tools, and there are none'}"
