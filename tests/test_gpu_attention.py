@@ -16,6 +16,7 @@ from soloist.ops.gpu.attention import num_runs, run_first, run_of, run_size  # n
 from soloist.ops.gqa import gqa_round  # noqa: E402
 from soloist.ops.mla import mla_round  # noqa: E402
 from soloist.ops.op import Op  # noqa: E402
+from soloist.ops.paged_attention import fused_attention, prefill_attention  # noqa: E402
 from tests.test_ops import draw  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -92,3 +93,12 @@ def test_negative_control_a_row_sees_the_rows_before_it() -> None:
     shifted = on_device(draw(case))
     shifted["start"] = shifted["start"] - 1
     assert not torch.equal(together, torch.cat(rows_alone(mla_round, shifted, MLA_ROWS)))
+
+
+@pytest.mark.parametrize("T, S, H, G, Dk, Dv", [(5, 5, 4, 4, 24, 16), (3, 9, 6, 2, 16, 16), (1, 7, 4, 2, 16, 16)])
+def test_prefill_in_the_fused_form_equals_the_plain_one(T: int, S: int, H: int, G: int, Dk: int, Dv: int) -> None:
+    g = torch.Generator().manual_seed(3)
+    q, keys, values = torch.randn(T, H, Dk, generator=g), torch.randn(G, S, Dk, generator=g), torch.randn(G, S, Dv, generator=g)
+    expected = prefill_attention(q, keys, values, S - T, Dk**-0.5)
+    found = fused_attention(q.to(DEVICE), keys.to(DEVICE), values.to(DEVICE), Dk**-0.5).cpu()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention.bias import causal_lower_right
 
 from soloist.ops.cases import case, randn
 from soloist.ops.op import Case, op
@@ -104,7 +105,7 @@ def prefill_attention(
     Returns: [T, H, Dv].
     """
     if q.device.type != "cpu":
-        return _attention(q, keys, values, start, scale)
+        return fused_attention(q, keys, values, scale)
     S = start + q.shape[0]
     starts = [start, *range(start - start % PREFILL_ROWS + PREFILL_ROWS, S, PREFILL_ROWS)]
     blocks = [
@@ -112,6 +113,20 @@ def prefill_attention(
         for first, end in zip(starts, [*starts[1:], S], strict=True)
     ]
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+
+
+def fused_attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
+    """`prefill_attention` in the form that the library's fused kernels take: one width, one head of keys a head of queries.
+
+    A mask of numbers would send a later chunk to the kernel that stores all scores; the lower-right bias is a flag.
+    """
+    (T, H, Dk), (G, S, Dv) = q.shape, values.shape
+    values = F.pad(values, (0, Dk - Dv))
+    if G != H:
+        keys, values = keys.repeat_interleave(H // G, 0), values.repeat_interleave(H // G, 0)
+    visible = causal_lower_right(T, S) if T > 1 else None
+    out = F.scaled_dot_product_attention(q.transpose(0, 1)[None], keys[None], values[None], attn_mask=visible, scale=scale)
+    return out[0, :, :, :Dv].transpose(0, 1)
 
 
 def _attention(
