@@ -30,8 +30,29 @@ def kda_chunk(
     Args and law: as `kda_step`, with g > -5.   Writes: states[0].   Returns: o [T, H, Dv] fp32.
     Source: chunked form of the Kimi Linear paper (WY representation), sub-blocks as fla's "safe gate".
     """
-    T, H, Dk = q.shape
-    pad = -T % CHUNK
+    T, H, _ = q.shape
+    U, W, read, attention, write, keep = prepare_chunks(q, k, v, g, beta)
+    state = states.index_select(0, live)[0]
+    outputs = []
+    for n in range(U.shape[0]):
+        delta = U[n] - W[n] @ state
+        outputs.append(read[n] @ state + attention[n] @ delta)
+        state = keep[n][..., None] * state + write[n].transpose(-1, -2) @ delta
+    states[0] = state
+    return torch.stack(outputs).transpose(1, 2).reshape(-1, H, v.shape[-1])[:T]
+
+
+def prepare_chunks(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """What does not depend on the state, for N chunks at once, so that per chunk, head by head,
+
+        delta = U - W S;  o = read S + attention delta;  S <- diag(keep) S + write^T delta.
+
+    Returns: U [N, H, CHUNK, Dv]; W, read [N, H, CHUNK, Dk]; attention [N, H, CHUNK, CHUNK]; write as read; keep [N, H, Dk].
+    """
+    Dk = q.shape[2]
+    pad = -q.shape[0] % CHUNK
 
     def chunks(x: torch.Tensor) -> torch.Tensor:  # [T, H, ...] -> [N, H, CHUNK, ...]
         x = F.pad(x, (0, 0) * (x.dim() - 1) + (0, pad))
@@ -45,16 +66,7 @@ def kda_chunk(
     right = torch.cat((beta * v, beta * k * decay), -1)
     solved = torch.linalg.solve_triangular(overlap, right, upper=False, unitriangular=True)
     U, W = solved.split((v.shape[-1], Dk), -1)
-    last = G[:, :, -1:]
-    read, write, keep = q * decay, k * (last - G).exp().float(), decay[:, :, -1:].transpose(-1, -2)
-    state = states.index_select(0, live)[0]
-    outputs = []
-    for n in range(q.shape[0]):
-        delta = U[n] - W[n] @ state
-        outputs.append(read[n] @ state + attention[n] @ delta)
-        state = keep[n] * state + write[n].transpose(-1, -2) @ delta
-    states[0] = state
-    return torch.stack(outputs).transpose(1, 2).reshape(-1, H, v.shape[-1])[:T]
+    return U, W, q * decay, attention, k * (G[:, :, -1:] - G).exp().float(), decay[:, :, -1]
 
 
 def _decayed_products(q: torch.Tensor, k: torch.Tensor, G: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
