@@ -232,3 +232,50 @@ def test_only_the_right_key_opens(model: Path) -> None:
         assert right.models.list().data[0].max_model_len == 512
     finally:
         server.end()
+
+
+PARAMETERS = {
+    "type": "object", "properties": {"n": {"type": "integer", "enum": [1, 2]}}, "required": ["n"], "additionalProperties": False,
+}  # fmt: skip
+TOOL = {"type": "function", "function": {"name": "look_up", "parameters": PARAMETERS}}
+HERMES = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if tools %}Answer with <tool_call>{{ tools | tojson }}</tool_call>\n{% endif %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def with_tools(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = write_checkpoint(tmp_path_factory.mktemp("tools") / "tiny", "llama", tokenizer=True)
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "chat_template": HERMES}))
+    started = Server(folder, "--drafter", "ngram").wait()
+    yield started
+    started.end()
+
+
+def test_a_required_tool_is_called_alike_in_stream_and_answer(with_tools: Server) -> None:
+    """By a model of random weights, so the call is the grammar's doing."""
+    client = with_tools.client()
+    body = {"model": "tiny", "messages": MESSAGES, "tools": [TOOL], "tool_choice": "required", "temperature": 0,
+            "max_tokens": 200, "parallel_tool_calls": False}  # fmt: skip
+    whole = client.chat.completions.create(**body).choices[0]
+    calls = whole.message.tool_calls
+    assert whole.finish_reason == "tool_calls" and [call.function.name for call in calls] == ["look_up"]
+    assert json.loads(calls[0].function.arguments)["n"] in (1, 2)
+    rounds = [chunk.choices[0] for chunk in client.chat.completions.create(**body, stream=True)]
+    deltas = [delta.function for one in rounds for delta in one.delta.tool_calls or ()]
+    assert "".join(delta.name or "" for delta in deltas) == "look_up"
+    assert "".join(delta.arguments or "" for delta in deltas) == calls[0].function.arguments
+    free = client.chat.completions.create(**{**body, "tool_choice": "none", "parallel_tool_calls": True})
+    assert not free.choices[0].message.tool_calls
+
+
+def test_an_answer_keeps_to_its_json_schema(with_tools: Server) -> None:
+    schema = {"name": "one", "strict": True, "schema": {"type": "object", "properties": {"a": {"enum": [7]}},
+              "required": ["a"], "additionalProperties": False}}  # fmt: skip
+    answer = with_tools.client().chat.completions.create(
+        model="tiny", messages=MESSAGES, response_format={"type": "json_schema", "json_schema": schema}, max_tokens=60
+    )
+    assert json.loads(answer.choices[0].message.content) == {"a": 7}
