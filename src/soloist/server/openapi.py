@@ -58,6 +58,9 @@ def document() -> bytes:
 
 
 _ID = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+_EVENT = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}
+"""One event of a stream; its data is a ChatChunk or CompletionChunk as JSON, an Error, or `[DONE]`."""
+
 _REQUEST_ID = {
     "name": "x-request-id", "in": "header", "required": False,
     "description": "The answer's id, by which /v1/abort knows the request",
@@ -97,6 +100,6 @@ def _generates(summary: str, request: str, reply: str) -> dict[str, Any]:
     described = _takes(summary, request, reply, 409, 500, 504, parameters=[_REQUEST_ID])
     described["post"]["responses"]["200"] = {
         "description": "The answer; with `stream` one event a round, then `[DONE]`",
-        "content": {**_json(reply), "text/event-stream": {"schema": {"type": "string"}}},
+        "content": {**_json(reply), "text/event-stream": {"schema": _EVENT}},
     }
     return described
