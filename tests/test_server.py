@@ -279,3 +279,18 @@ def test_an_answer_keeps_to_its_json_schema(with_tools: Server) -> None:
         model="tiny", messages=MESSAGES, response_format={"type": "json_schema", "json_schema": schema}, max_tokens=60
     )
     assert json.loads(answer.choices[0].message.content) == {"a": 7}
+
+
+def test_bad_traffic_leaves_no_stuck_slot_and_the_same_answers(server: Server) -> None:
+    asked = {"prompt": "The train", "temperature": 0, "max_tokens": 8}
+    before = server.post("/v1/completions", asked)[1]["choices"]
+    for i in range(20):
+        body = json.dumps({"prompt": [5, i + 3], "max_tokens": 300, "ignore_eos": True, "stream": i % 2 == 0}).encode()
+        head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        with socket.create_connection(("127.0.0.1", server.port)) as gone:
+            gone.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+            time.sleep(i % 5 / 100)
+        assert server.post("/v1/completions", b"{")[0] == 400
+        assert server.post("/v1/completions", {"prompt": [5] * 9000})[0] == 400
+    assert server.idle_within(2) and server.status()["waiting"] == 0
+    assert server.post("/v1/completions", asked)[1]["choices"] == before
