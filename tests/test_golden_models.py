@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from soloist.layers.linear import Stream
 from soloist.models.decoder import MtpLayer
 from soloist.ops.rms_norm import rms_norm
 from soloist.state.sequence import Sequence
@@ -111,7 +112,7 @@ def test_mtp_layer_equals_the_naive_law() -> None:
     embedding = rms_norm(model.embed.weight[ids[1:]], layer.embed_norm.weight, eps)
     joined = layer.in_proj(torch.cat((embedding, rms_norm(hidden, layer.hidden_norm.weight, eps)), -1))
     rotation = model.rotaries[layer.layer.rope].tables(place.positions, place.base_length)
-    branch, residual = layer.layer(None, joined, place, own.caches, rotation)
+    residual, branch = layer.layer(Stream(joined), place, own.caches, rotation)
     logits = model.logits(rms_norm(residual + branch, layer.final_norm.weight, eps))
     expected = golden("ling-mtp")["mtp_logits"]
     assert_equal(logits[[row for row in ROWS if row < LENGTH - 1]], expected, "MTP logits")

@@ -11,8 +11,8 @@ pytest.importorskip("triton")
 
 import soloist.drafters.dspark  # noqa: E402, F401  these import every op
 import soloist.models.registry  # noqa: E402, F401
-import soloist.ops.moe  # noqa: E402, F401
 import soloist.ops.gpu  # noqa: E402, F401
+import soloist.ops.moe  # noqa: E402, F401
 import soloist.runtime.engine  # noqa: E402, F401
 from soloist.ops.op import REGISTRY, Op  # noqa: E402
 from tests.test_ops import as_tuple, draw  # noqa: E402

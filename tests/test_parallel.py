@@ -134,7 +134,8 @@ def test_a_server_that_loses_a_rank_tells_the_client_and_exits() -> None:
     assert server.stderr is not None
     assert any("is ready" in line for line in server.stderr)
     (child,) = children_of(server.pid)
-    body = {"model": Path(folder("llama")).name, "prompt": PROMPT, "max_tokens": 400, "temperature": 0, "ignore_eos": True, "stream": True}
+    body = {"model": Path(folder("llama")).name, "prompt": PROMPT, "max_tokens": 400, "temperature": 0, "ignore_eos": True,
+            "stream": True}  # fmt: skip
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
     answer = connection.getresponse()

@@ -15,7 +15,7 @@ from soloist.config import SamplingParams
 from soloist.drafters.drafter import NoDraft
 from soloist.drafters.ngram import NgramDrafter
 from soloist.drafters.scripted import ScriptedDrafter
-from soloist.layers import feed_forward
+from soloist.ops import moe
 from soloist.ops.moe_experts import moe_experts
 from soloist.runtime.engine import Engine
 from soloist.runtime.round import draft, settle
@@ -91,7 +91,7 @@ def test_no_wish_of_a_request_makes_a_round_wait(name: str, rejection: bool) -> 
 def test_no_drafter_makes_a_round_wait(
     name: str, rejection: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feed_forward, "moe_experts", unwatched(moe_experts))
+    monkeypatch.setattr(moe, "moe_experts", unwatched(moe_experts))
     asked = SamplingParams(**ASKED[name], seed=3)
     for drafter in (NoDraft(), NgramDrafter(4), ScriptedDrafter((1, 2, 3), 4)):
         rounds(engine("llama", drafter, rejection=rejection), asked)

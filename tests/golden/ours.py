@@ -13,9 +13,9 @@ from unittest import mock
 
 import torch
 
-from soloist.layers import feed_forward
 from soloist.models.decoder import Decoder
 from soloist.models.registry import load_decoder, read_config
+from soloist.ops import moe
 from soloist.ops.route import route
 from soloist.state.sequence import Sequence
 from soloist.testing.checkpoints import write_checkpoint
@@ -106,7 +106,7 @@ def recorded_routes() -> Iterator[list[torch.Tensor]]:
         seen.append(experts.sort(-1).values)
         return weights, experts
 
-    with mock.patch.object(feed_forward, "route", noting):
+    with mock.patch.object(moe, "route", noting):
         yield seen
 
 

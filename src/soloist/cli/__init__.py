@@ -44,8 +44,8 @@ OK, LOST, USER_ERROR, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line, by default the process's own, and return the exit code.
 
-    A UserError becomes one line on stderr and code 2, a lost rank one line and code 1. Ctrl+C gives 130, a reader that went away 141, both without a
-    traceback.
+    A UserError becomes one line on stderr and code 2, a lost rank one line and code 1. Ctrl+C gives 130, a reader that
+    went away 141, both without a traceback.
     """
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a letter must not end the answer

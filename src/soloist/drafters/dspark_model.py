@@ -10,7 +10,7 @@ from torch import nn
 
 from soloist.drafters.dspark_formats import DraftConfig, DraftLayerConfig
 from soloist.layers.feed_forward import Mlp
-from soloist.layers.linear import Linear, Vector
+from soloist.layers.linear import Linear, Stream, Vector
 from soloist.layers.rotary import Rotary
 from soloist.ops.block_attention import block_attention
 from soloist.ops.elementwise import sigmoid
@@ -45,7 +45,7 @@ class DraftLayer(nn.Module):
     def keys_values(self, x: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
         """x [T, D] -> keys, normed and turned, and values, [T, G, Dk] each. Context rows come without the layer's norm."""
         c = self.config.attention
-        k, v = (part.view(x.shape[0], -1, c.head_dim) for part in self.kv.split(x))
+        k, v = self.kv(x).view(x.shape[0], 2, -1, c.head_dim).unbind(1)
         return rope(rms_norm(k, self.k_norm.weight, self.eps), *rotation, c.rope.interleaved), v
 
     def forward(
@@ -59,8 +59,7 @@ class DraftLayer(nn.Module):
         own = self.keys_values(normed, rotation)
         o = block_attention(q, *own, window.pages(keys), window.pages(values), place.table, place.start,
                             c.attention.scale, c.reach, c.causal)  # fmt: skip
-        x = x + self.out(o.flatten(1))
-        return x + self.mlp(rms_norm(x, self.post_norm.weight, self.eps))
+        return self.mlp(Stream(x, self.out(o.flatten(1))), (self.post_norm.weight, self.eps)).whole
 
 
 class MarkovHead(nn.Module):

@@ -6,10 +6,9 @@ import torch
 
 from soloist.config import MlpConfig, MoeConfig
 from soloist.dist.share import Share, whole
-from soloist.layers.linear import Linear, Slotted, Vector, parameter
-from soloist.ops.linear import linear
-from soloist.ops.moe_experts import moe_experts
-from soloist.ops.route import route
+from soloist.layers.linear import Linear, Slotted, Stream, Vector, parameter
+from soloist.ops.moe import RoutedExperts, Routing, SharedExpert, moe
+from soloist.ops.norm_linear import Norm, add_norm_gate_up
 from soloist.ops.swiglu import swiglu
 
 
@@ -22,12 +21,19 @@ class Mlp(torch.nn.Module):
         self.gate_up = Linear(hidden_size, {"gate": config.width, "up": config.width}, dtype, bias=config.bias)
         self.down = Linear(config.width, {"weight": hidden_size}, dtype, bias=config.bias)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(swiglu(self.gate_up(x), self.limit))
+    def forward(self, stream: Stream, norm: Norm) -> Stream:
+        if self.gate_up.bias is None:
+            h, residual = add_norm_gate_up(*stream, norm, self.gate_up.operand, self.limit)
+        else:
+            gate_up, residual = self.gate_up.after(stream, norm)
+            h = swiglu(gate_up, self.limit)
+        return Stream(residual, self.down(h))
 
-    def summand(self, x: torch.Tensor) -> torch.Tensor:
-        """What this rank has to add; without the bias of `down`, which no shared expert has."""
-        return linear(swiglu(self.gate_up(x), self.limit), self.down.operand)
+    @property
+    def shared_expert(self) -> SharedExpert:
+        """As the expert of every token; its biases, which no shared expert has, are left out."""
+        assert self.gate_up.bias is None and self.down.bias is None
+        return SharedExpert(self.gate_up.operand, self.down.operand, self.limit)
 
 
 class Experts(Slotted):
@@ -56,14 +62,6 @@ class Experts(Slotted):
         """Number of the first expert that is here."""
         return self.num_experts.start if isinstance(self.num_experts, Share) else 0
 
-    def held(self, weights: torch.Tensor, experts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Weights and numbers [T, A] of the chosen experts as they are stacked here; one of another rank weighs 0."""
-        if not isinstance(self.num_experts, Share):
-            return weights, experts
-        places = experts - self.first
-        here = (places >= 0) & (places < int(self.num_experts))
-        return weights.where(here, 0.0), places.clamp(0, int(self.num_experts) - 1)
-
 
 class Moe(torch.nn.Module):
     """Router in fp32, routed experts, and the shared expert where there is one."""
@@ -79,16 +77,15 @@ class Moe(torch.nn.Module):
         if config.shared is not None:
             self.shared = Mlp(config.shared, hidden_size, dtype)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, stream: Stream, norm: Norm) -> Stream:
         c = self.config
-        logits = linear(x.float(), self.router.weight)
+        assert stream.branch is not None, "a mixer stands before"
         bias = self.selection_bias.weight if c.selection_bias else None
-        weights, experts = route(
-            logits, bias, c.top_k, c.num_groups, c.top_groups, c.score, c.normalise, c.scaling
-        )
-        weights, experts = self.experts.held(weights, experts)
-        out = moe_experts(x, weights, experts, self.experts.gate_up, self.experts.down, c.limit)
-        return self._whole(out if c.shared is None else out + self.shared.summand(x))
+        routing = Routing(self.router.weight, bias, c.top_k, c.num_groups, c.top_groups, c.score, c.normalise, c.scaling)
+        experts = RoutedExperts(self.experts.gate_up, self.experts.down, c.limit, self.experts.first)
+        shared = None if c.shared is None else self.shared.shared_expert
+        branch, residual = moe(stream.residual, stream.branch, norm, routing, experts, shared)
+        return Stream(residual, self._whole(branch))
 
     def _whole(self, summand: torch.Tensor) -> torch.Tensor:
         """One sum over the ranks for routed experts and shared one together."""

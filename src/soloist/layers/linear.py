@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
 from soloist.dist.share import Share
 from soloist.ops.linear import PackedWeight, Weight, linear, pack
+from soloist.ops.norm_linear import Norm, add_norm_linear, normed
 
 
 def parameter(*shape: int, dtype: torch.dtype) -> nn.Parameter:
@@ -58,6 +59,22 @@ class Vector(Slotted):
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {"weight": self.shape}
+
+
+class Stream(NamedTuple):
+    """The residual stream [T, D], and the branch [T, D] that its next reader has to add to it."""
+
+    residual: torch.Tensor
+    branch: torch.Tensor | None = None
+
+    @property
+    def whole(self) -> torch.Tensor:
+        """[T, D]."""
+        return self.residual if self.branch is None else self.residual + self.branch
+
+    def normed(self, norm: Norm) -> torch.Tensor:
+        """The norm of the whole: [T, D]."""
+        return normed(self.residual, self.branch, norm)[0]
 
 
 class Linear(Slotted):
@@ -119,6 +136,7 @@ class Linear(Slotted):
         y = self.in_features.group.all_reduce(y)
         return y if self.bias is None else y + self.bias
 
-    def split(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The outputs of the parts: [T, size] each."""
-        return self(x).split(list(self.parts.values()), -1)
+    def after(self, stream: Stream, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
+        """(this product of the stream's norm, the stream as one tensor)."""
+        assert not isinstance(self.in_features, Share), "a norm needs the whole input"
+        return add_norm_linear(stream.residual, stream.branch, norm, self.operand, self.bias)

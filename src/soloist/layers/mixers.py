@@ -8,11 +8,11 @@ from typing import Protocol
 import torch
 
 from soloist.config import GqaConfig, KdaConfig, Mixer, MlaConfig
-from soloist.layers.linear import Linear, Slotted, Vector
+from soloist.layers.linear import Linear, Slotted, Stream, Vector
 from soloist.ops.gqa import gqa
 from soloist.ops.kda import kda
 from soloist.ops.mla import mla
-from soloist.ops.rms_norm import rms_norm
+from soloist.ops.norm_linear import Norm, gated_norm_linear
 from soloist.state.sequence import CacheSpec, PagedSpec, Recurrent, RecurrentSpec, Window
 
 Cache = torch.Tensor | Recurrent
@@ -25,9 +25,9 @@ class MixerLayer(Protocol):
     def cache_specs(self) -> list[CacheSpec]: ...
 
     def __call__(
-        self, x: torch.Tensor, window: Window, caches: Sequence[Cache], rotation: Rotation | None
-    ) -> torch.Tensor:
-        """x [T, D], normed -> [T, D]. Writes: the caches."""
+        self, stream: Stream, norm: Norm, window: Window, caches: Sequence[Cache], rotation: Rotation | None
+    ) -> Stream:
+        """Read the norm of the stream, leave this mixer's branch to be added to it. Writes: the caches."""
         ...
 
 
@@ -50,17 +50,17 @@ class GqaLayer(torch.nn.Module):
         return [spec, spec]
 
     def forward(
-        self, x: torch.Tensor, window: Window, caches: Sequence[Cache], rotation: Rotation | None
-    ) -> torch.Tensor:
+        self, stream: Stream, norm: Norm, window: Window, caches: Sequence[Cache], rotation: Rotation | None
+    ) -> Stream:
         c = self.config
         assert rotation is not None
         keys, values = caches
         assert isinstance(keys, torch.Tensor) and isinstance(values, torch.Tensor)
         norms = (self.q_norm.weight, self.k_norm.weight, self.eps) if c.qk_norm else None
-        qkv = self.qkv(x).view(x.shape[0], -1, c.head_dim)
-        o = gqa(qkv, norms, rotation, c.rope.interleaved, window.pages(keys), window.pages(values), window.place,
-                c.scale)  # fmt: skip
-        return self.out(o)
+        qkv, residual = self.qkv.after(stream, norm)
+        o = gqa(qkv.view(qkv.shape[0], -1, c.head_dim), norms, rotation, c.rope.interleaved, window.pages(keys),
+                window.pages(values), window.place, c.scale)  # fmt: skip
+        return Stream(residual, self.out(o))
 
 
 class MlaLayer(torch.nn.Module):
@@ -84,19 +84,20 @@ class MlaLayer(torch.nn.Module):
         return [PagedSpec(1, self.config.kv_lora_rank + self.config.rope.dim, self.dtype)]
 
     def forward(
-        self, x: torch.Tensor, window: Window, caches: Sequence[Cache], rotation: Rotation | None
-    ) -> torch.Tensor:
+        self, stream: Stream, norm: Norm, window: Window, caches: Sequence[Cache], rotation: Rotation | None
+    ) -> Stream:
         c = self.config
         assert rotation is not None
         (latents,) = caches
         assert isinstance(latents, torch.Tensor)
-        q, kv, gate = self.in_proj.split(x)
+        projected, residual = self.in_proj.after(stream, norm)
+        q, kv, gate = projected.split(list(self.in_proj.parts.values()), -1)
         if c.q_lora_rank:
-            q = self.q_up(rms_norm(q, self.q_norm.weight, self.eps))
-        o = mla(q.reshape(x.shape[0], c.num_heads, -1), kv, gate, (self.kv_norm.weight, self.eps),
+            q, _ = self.q_up.after(Stream(q), (self.q_norm.weight, self.eps))
+        o = mla(q.reshape(q.shape[0], c.num_heads, -1), kv, gate, (self.kv_norm.weight, self.eps),
                 self.kv_up.halves, rotation, c.rope.interleaved, window.pages(latents), window.place,
                 c.scale)  # fmt: skip
-        return self.out(o)
+        return Stream(residual, self.out(o))
 
 
 class KvUp(Slotted):
@@ -139,21 +140,33 @@ class KdaLayer(torch.nn.Module):
         self.dt_bias = Vector(A, dtype=torch.float32)
         self.out_norm = Vector(D, dtype=dtype)
         self.out = Linear(A, {"weight": hidden_size}, dtype)
+        self._rate: torch.Tensor | None = None
 
     def cache_specs(self) -> list[CacheSpec]:
         H, D = self.config.num_heads, self.config.head_dim
         return [RecurrentSpec(3 * H * D, self.config.conv_width, (H, D, D), self.dtype)]
 
     def forward(
-        self, x: torch.Tensor, window: Window, caches: Sequence[Cache], rotation: Rotation | None
-    ) -> torch.Tensor:
+        self, stream: Stream, norm: Norm, window: Window, caches: Sequence[Cache], rotation: Rotation | None
+    ) -> Stream:
         c = self.config
         (cache,) = caches
         assert isinstance(cache, Recurrent)
-        o = kda(self.in_proj(x), self.conv.weight, self.a_log.weight.exp(),
-                self.dt_bias.weight.view(c.num_heads, c.head_dim), (self.out_norm.weight, self.eps), c.lower_bound,
-                cache.history, cache.states, window.place.start, window.live, window.prefill)  # fmt: skip
-        return self.out(o)
+        projected, residual = self.in_proj.after(stream, norm)
+        o, gate = kda(projected, self.conv.weight, self.rate, self.dt_bias.weight.view(c.num_heads, c.head_dim),
+                      c.lower_bound, cache.history, cache.states, window.place.start, window.live,
+                      window.prefill)  # fmt: skip
+        branch = gated_norm_linear(o, gate, (self.out_norm.weight, self.eps), self.out.operand)
+        return Stream(residual, self.out.whole(branch))
+
+    def prepare(self) -> None:
+        """exp(A_log) once. Call after loading."""
+        self._rate = self.a_log.weight.exp()
+
+    @property
+    def rate(self) -> torch.Tensor:
+        assert self._rate is not None, "prepare() was not called"
+        return self._rate
 
 
 class ConvTaps(Slotted):

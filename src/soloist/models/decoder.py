@@ -13,11 +13,11 @@ from soloist.dist.group import SOLO, Group
 from soloist.dist.share import gather_columns
 from soloist.layers.embedding import Embedding
 from soloist.layers.feed_forward import build_feed_forward
-from soloist.layers.linear import Linear, Vector
+from soloist.layers.linear import Linear, Stream, Vector
 from soloist.layers.mixers import Cache, Rotation, build_mixer
 from soloist.layers.rotary import Rotary
 from soloist.models.sharing import share_model
-from soloist.ops.rms_norm import add_rms_norm, rms_norm
+from soloist.ops.rms_norm import rms_norm
 from soloist.state.sequence import CacheSpec, PagedSpec, Window
 
 
@@ -47,22 +47,9 @@ class DecoderLayer(nn.Module):
         self.post_norm = Vector(hidden_size, dtype=dtype)
         self.mlp = build_feed_forward(config.mlp, hidden_size, dtype)
 
-    def forward(
-        self,
-        branch: torch.Tensor | None,
-        residual: torch.Tensor,
-        window: Window,
-        caches: Sequence[Cache],
-        rotation: Rotation | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Args: residual stream [T, D] and the branch [T, D] still to be added to it.   Returns: (branch, residual)."""
-        if branch is None:
-            x = rms_norm(residual, self.input_norm.weight, self.eps)
-        else:
-            x, residual = add_rms_norm(branch, residual, self.input_norm.weight, self.eps)
-        branch = self.mixer(x, window, caches, rotation)
-        x, residual = add_rms_norm(branch, residual, self.post_norm.weight, self.eps)
-        return self.mlp(x), residual
+    def forward(self, stream: Stream, window: Window, caches: Sequence[Cache], rotation: Rotation | None) -> Stream:
+        stream = self.mixer(stream, (self.input_norm.weight, self.eps), window, caches, rotation)
+        return self.mlp(stream, (self.post_norm.weight, self.eps))
 
 
 class MtpLayer(nn.Module):
@@ -106,8 +93,8 @@ class MtpLayer(nn.Module):
         embedding = rms_norm(embedding, self.embed_norm.weight, self.eps)
         hidden = rms_norm(hidden, self.hidden_norm.weight, self.eps)
         joined = self.in_proj(torch.cat((embedding, hidden), -1))
-        branch, residual = self.layer(None, joined, window, caches, rotation)
-        return add_rms_norm(branch, residual, self.final_norm.weight, self.eps)[0]
+        stream = self.layer(Stream(joined), window, caches, rotation)
+        return stream.normed((self.final_norm.weight, self.eps))
 
 
 class Decoder(nn.Module):
@@ -149,18 +136,17 @@ class Decoder(nn.Module):
         Args: ids [T] int64; caches as `cache_specs` lists them; taps: layers whose output stream is wanted, ascending.
         Writes: the caches.
         """
-        residual = self.embed(ids)
+        stream = Stream(self.embed(ids))
         rotations = {r: t.tables(window.positions, window.base_length) for r, t in self.rotaries.items()}
-        branch, tapped, first = None, [], 0
+        tapped, first = [], 0
         for i, layer in enumerate(self.layers):
             count = len(layer.mixer.cache_specs())
             rotation = None if layer.rope is None else rotations[layer.rope]
-            branch, residual = layer(branch, residual, window, caches[first : first + count], rotation)
+            stream = layer(stream, window, caches[first : first + count], rotation)
             first += count
             if i in taps:
-                tapped.append(residual + branch)
-        assert branch is not None
-        hidden, _ = add_rms_norm(branch, residual, self.norm.weight, self.config.norm_eps)
+                tapped.append(stream.whole)
+        hidden = stream.normed((self.norm.weight, self.config.norm_eps))
         return Output(ids, window, hidden, tuple(tapped))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ from soloist.models.decoder import Decoder
 from soloist.models.rules import destinations
 from soloist.weights.checkpoint import Checkpoint
 from soloist.weights.loader import Names, fill
+from soloist.weights.shapes import Shapes, fill_random
 
 FAMILIES: tuple[ModuleType, ...] = (ling, llama, qwen3)
 
@@ -53,6 +54,10 @@ def load_decoder(
     """
     family = family_of(checkpoint.config)
     decoder = Decoder(config, dtype, device, group)
+    if isinstance(checkpoint, Shapes):
+        fill_random(decoder)
+        prepare(decoder)
+        return decoder.eval()
     twins = [(head, embed) for head in family.RULES["head"] for embed in _embedding(family)] if config.tied_head else []
     fill(decoder, Names(destinations(family.RULES, config), family.IGNORED_TENSORS, twins), checkpoint, progress)
     prepare(decoder)

@@ -28,12 +28,16 @@ class Routing(NamedTuple):
     scaling: float
 
 
-class Experts(NamedTuple):
-    """gate_up [E, 2F, D] and down [E, D, F] of the routed experts; limit as in `swiglu`."""
+class RoutedExperts(NamedTuple):
+    """gate_up [E', 2F, D] and down [E', D, F]; limit as in `swiglu`.
+
+    Where the experts are shared out over ranks, these are the E' from number `first` on, and others weigh nothing.
+    """
 
     gate_up: torch.Tensor
     down: torch.Tensor
     limit: float
+    first: int = 0
 
 
 class SharedExpert(NamedTuple):
@@ -48,7 +52,7 @@ def _case(T: int, E: int, top_k: int, groups: int, D: int, F: int, shared: int, 
     def draw(g: torch.Generator) -> dict[str, object]:
         bias = randn(g, E, scale=0.1) if score == "sigmoid" else None
         routing = Routing(randn(g, E, D, scale=D**-0.5), bias, top_k, groups, max(1, groups // 2), score, True, 2.5)  # type: ignore[arg-type]
-        experts = Experts(randn(g, E, 2 * F, D, scale=D**-0.5), randn(g, E, D, F, scale=F**-0.5), 0.7)
+        experts = RoutedExperts(randn(g, E, 2 * F, D, scale=D**-0.5), randn(g, E, D, F, scale=F**-0.5), 0.7)
         both = SharedExpert(randn(g, 2 * shared, D, scale=D**-0.5), randn(g, D, shared, scale=D**-0.5), 0.0) if shared else None
         return {"residual": randn(g, T, D), "branch": randn(g, T, D), "norm": (randn(g, D), 1e-6), "routing": routing,
                 "experts": experts, "shared": both}  # fmt: skip
@@ -63,7 +67,7 @@ def moe(
     branch: torch.Tensor,
     norm: Norm,
     routing: Routing,
-    experts: Experts,
+    experts: RoutedExperts,
     shared: SharedExpert | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Add the branch to the residual stream and run the experts on the norm of the sum.
@@ -76,7 +80,12 @@ def moe(
     x, residual = normed(residual, branch, norm)
     logits = linear(x.to(routing.weight.dtype), routing.weight).float()
     weights, chosen = route(logits, *routing[1:])
-    out = moe_experts(x, weights, chosen, *experts)
+    held = experts.down.shape[0]
+    if held < logits.shape[1]:
+        places = chosen - experts.first
+        weights = weights.where((places >= 0) & (places < held), 0.0)
+        chosen = places.clamp(0, held - 1)
+    out = moe_experts(x, weights, chosen, experts.gate_up, experts.down, experts.limit)
     if shared is not None:
         out = out + linear(swiglu(linear(x, shared.gate_up), shared.limit), shared.down)
     return out, residual

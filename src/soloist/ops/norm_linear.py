@@ -31,8 +31,8 @@ def normed(residual: torch.Tensor, branch: torch.Tensor | None, norm: Norm) -> t
     return add_rms_norm(branch, residual, *norm)
 
 
-@op(cases=[_case(1, 64, 101, False, False), _case(4, 96, 24, True, True), _case(11, 130, 70, True, False)], rows="residual branch",
-    rtol=1e-4, atol=1e-4)  # fmt: skip
+@op(cases=[_case(1, 64, 101, False, False), _case(4, 96, 24, True, True), _case(11, 130, 70, True, False)],
+    rows="residual branch", rtol=1e-4, atol=1e-4)  # fmt: skip
 def add_norm_linear(
     residual: torch.Tensor,
     branch: torch.Tensor | None,

@@ -162,8 +162,8 @@ def device_name(device: torch.device) -> str:
 
 
 def num_parameters(checkpoint: Checkpoint, decoder: Decoder) -> int:
-    """What is stored; of a shared model, this rank's share."""
-    if decoder.group.size == 1:
+    """What is stored; of a shared model, this rank's share; of mere shapes, what is made."""
+    if decoder.group.size == 1 and checkpoint.tensors:
         return sum(info.numel for info in checkpoint.tensors.values())
     return sum(weight.numel() for weight in decoder.parameters())
 

@@ -16,6 +16,7 @@ from soloist.drafters.width import FixedWidth, WidthChoice
 from soloist.errors import UserError
 from soloist.ops.accept import FULL, STOPPED
 from soloist.runtime.constraint import Constraint
+from soloist.runtime.graph import GraphRunner
 from soloist.runtime.prefill import cut_size, prefill, teacher_forced
 from soloist.runtime.round import Parts
 from soloist.runtime.runner import EagerRunner, RoundResult, Runner, to_host
@@ -57,7 +58,7 @@ class Engine:
     ):
         self.parts, self.vocab_size, self.prefill_chunk = parts, vocab_size, prefill_chunk
         self.widths, self.rejection = widths, rejection
-        self.runner: Runner = EagerRunner(parts)
+        self.runner: Runner = GraphRunner(parts) if parts.sequence.device.type == "cuda" else EagerRunner(parts)
         parts.drafter.bind(parts.model, parts.sequence, parts.bufs)
         with torch.inference_mode():
             size = cut_size(parts, prefill_chunk) if prefix_cache_bytes else prefill_chunk
@@ -128,14 +129,19 @@ class Engine:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Run a short prompt, a plain round and a full one, so that no request pays for what is made at first use."""
-        max_window = self.parts.sequence.max_window
-        bound = min(1 + 2 * max_window, self.context_length + max_window)
-        request = Request((0,), (), SamplingParams(temperature=0))
-        prompt, sampler = self._start(request, budget=2 * max_window)
+        """Run a short prompt and rounds of every width, so that no request pays for what is made at first use.
+
+        Where rounds are captured each width runs twice, once to compile and once to capture; on the CPU, where widths do
+        not differ in that, the narrowest and the widest do.
+        """
+        widest, captures = self.parts.drafter.width, self.runner.lookahead > 0
+        widths = [width for width in range(widest + 1) for _ in range(2)] if captures else [0, widest]
+        bound, budget = 1, min(sum(width + 1 for width in widths), self.context_length - 1)
+        prompt, sampler = self._start(Request((0,), (), SamplingParams(temperature=0)), budget)
         for _ in prefill(self.parts, sampler, prompt, self.prefill_chunk, self.prefixes):
             pass
-        for width in (0, self.parts.drafter.width):
+        for width in widths:
+            bound = min(bound + width + 1, self.context_length + self.parts.sequence.max_window)
             self.runner.launch(sampler, bound, width)
             self.runner.read()
 

@@ -60,6 +60,10 @@ class Checkpoint(Protocol):
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
     """Open a folder or a .gguf file.   Raises: UserError if it is neither, or if anything is missing or damaged."""
+    if str(path).startswith("shapes:"):
+        from soloist.weights.shapes import PREFIX, Shapes
+
+        return Shapes(str(path).removeprefix(PREFIX))
     path = Path(path)
     if path.is_dir():
         from soloist.weights.safetensors_folder import SafetensorsFolder

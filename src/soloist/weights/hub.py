@@ -21,11 +21,13 @@ HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 def resolve_model_path(model: str) -> Path:
     """A path as it is, a built-in name, or a hub id, downloaded if it must be.
 
-    Args: model: path of a folder or .gguf file, `nano`, `smollm2`, or `organisation/name`.
+    Args: model: path of a folder or .gguf file, `nano`, `smollm2`, `organisation/name`, or `shapes:name` (weights/shapes).
     Raises: UserError if it is none of these, or cannot be had.
     """
     path = Path(model).expanduser()
     if path.exists():
+        return path
+    if model.startswith("shapes:"):
         return path
     if model == "nano":
         return _nano()

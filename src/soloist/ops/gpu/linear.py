@@ -54,9 +54,11 @@ def load_columns(v_ptr, s, K, WK: tl.constexpr, B: tl.constexpr, GROUP: tl.const
 
 
 @triton.jit
-def add_stream(residual_ptr, branch_ptr, norm_ptr, s, t0, T, K, HAS_BRANCH: tl.constexpr, WK: tl.constexpr, B: tl.constexpr):
+def add_stream(
+    residual_ptr, branch_ptr, norm_ptr, stride, s, t0, T, K, HAS_BRANCH: tl.constexpr, WK: tl.constexpr, B: tl.constexpr
+):  # fmt: skip
     """The residual stream after the branch, rounded as it is stored, and the same times the norm's weight."""
-    stream = load_rows(residual_ptr, K, s, t0, T, K, WK, B, B)
+    stream = load_rows(residual_ptr, stride, s, t0, T, K, WK, B, B)
     if HAS_BRANCH:
         stream += load_rows(branch_ptr, K, s, t0, T, K, WK, B, B)
         stream = stream.to(residual_ptr.dtype.element_ty).to(tl.float32)
@@ -95,7 +97,7 @@ def out_rows(first, N, PAIRS: tl.constexpr):
     return first * (OUTS // 2) + i // 2 + (i % 2) * (N // 2) if PAIRS else first * OUTS + i
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def linear_kernel(
     x_ptr, branch_ptr, norm_ptr, gate_ptr, w_ptr, bias_ptr, y_ptr, stream_ptr, T, N, K, x_stride, gate_stride, eps,
     PROLOGUE: tl.constexpr, HAS_BRANCH: tl.constexpr, HAS_BIAS: tl.constexpr, PAIRS: tl.constexpr, LIMIT: tl.constexpr,
@@ -134,7 +136,7 @@ def linear_kernel(
             else:
                 w = load_slab(w_ptr, rows, s, K, WK, B, GROUP, limit)
             if PROLOGUE == "norm":
-                stream, x = add_stream(x_ptr, branch_ptr, norm_ptr, s, t0, T, K, HAS_BRANCH, WK, B)
+                stream, x = add_stream(x_ptr, branch_ptr, norm_ptr, x_stride, s, t0, T, K, HAS_BRANCH, WK, B)
                 squares += stream * stream
                 if HAS_BRANCH and first == 0:
                     store_rows(stream_ptr, stream, s, t0, T, K, WK, B)
@@ -175,7 +177,7 @@ def run(
     group = group or (64 if K > 256 else 32)
     outs = N // 2 if pairs else N
     y = torch.empty((T, outs), dtype=weight.dtype, device=x.device)
-    stream = torch.empty_like(x) if branch is not None else x
+    stream = torch.empty((T, K), dtype=x.dtype, device=x.device) if branch is not None else x
     units = triton.cdiv(outs, OUTS.value // 2) if pairs else triton.cdiv(N, OUTS.value)
     launch(
         linear_kernel, (units,), x, branch, norm, gate, weight, bias, y, stream, T, N, K, x.stride(0),

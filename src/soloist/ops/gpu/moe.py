@@ -26,73 +26,90 @@ from soloist.ops.gpu.linear import (
     store_rows,
     swiglu_pairs,
 )
-from soloist.ops.moe import Experts, Norm, Routing, SharedExpert, moe
+from soloist.ops.moe import RoutedExperts, Routing, SharedExpert, moe
+from soloist.ops.norm_linear import Norm
 
 
 @triton.jit
+def router_rows(
+    tile, residual_ptr, branch_ptr, norm_ptr, w_ptr, stream_ptr, scale_ptr, logits_ptr, T, E, D, eps,
+    HALVES: tl.constexpr, SLABS: tl.constexpr, WK: tl.constexpr, B: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """16 router logits of every row, fp32; the first tile also writes the new residual stream and its norm's scale [T]."""
+    rows = tile * OUTS + tl.arange(0, OUTS)
+    w0 = load_slab(w_ptr, rows, 0, D, WK, B, B, E)
+    depend(PDL)
+    for half in tl.static_range(HALVES):
+        t0 = half * ROWS
+        acc = tl.zeros((WK, OUTS, ROWS), tl.float32)
+        squares = tl.zeros((WK, B, ROWS), tl.float32)
+        for s in tl.static_range(SLABS):
+            w = w0 if s == 0 else load_slab(w_ptr, rows, s, D, WK, B, B, E)
+            stream, x = add_stream(residual_ptr, branch_ptr, norm_ptr, D, s, t0, T, D, True, WK, B)
+            squares += stream * stream
+            if tile == 0:
+                store_rows(stream_ptr, stream, s, t0, T, D, WK, B)
+            if w_ptr.dtype.element_ty == tl.float32:
+                acc = tl.dot(w, x, acc, input_precision="tf32x3")
+            else:
+                acc = product(w, x, acc)
+        scale = tl.rsqrt(tl.sum(tl.sum(squares, 1), 0) / D + eps)
+        t = t0 + tl.arange(0, ROWS)
+        inside = (rows[:, None] < E) & (t[None, :] < T)
+        tl.store(logits_ptr + t[None, :] * E + rows[:, None], tl.sum(acc, 0) * scale[None, :], mask=inside)
+        if tile == 0:
+            tl.store(scale_ptr + t, scale, mask=t < T)
+
+
+@triton.jit
+def shared_rows(
+    unit, residual_ptr, branch_ptr, norm_ptr, w_ptr, h_ptr, T, F, D, eps, LIMIT: tl.constexpr,
+    HALVES: tl.constexpr, SLABS: tl.constexpr, WK: tl.constexpr, B: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """8 hidden values of the shared expert for every row."""
+    rows = out_rows(unit, 2 * F, True)
+    out = unit * (OUTS // 2) + tl.arange(0, OUTS // 2)
+    w0 = load_slab(w_ptr, rows, 0, D, WK, B, B, 2 * F)
+    w1 = load_slab(w_ptr, rows, 1, D, WK, B, B, 2 * F) if SLABS > 1 else w0
+    w2 = load_slab(w_ptr, rows, 2, D, WK, B, B, 2 * F) if SLABS > 2 else w0
+    depend(PDL)
+    for half in tl.static_range(HALVES):
+        t0 = half * ROWS
+        acc = tl.zeros((WK, OUTS, ROWS), tl.float32)
+        squares = tl.zeros((WK, B, ROWS), tl.float32)
+        for s in tl.static_range(SLABS):
+            if s == 0:
+                w = w0
+            elif s == 1:
+                w = w1
+            elif s == 2:
+                w = w2
+            else:
+                w = load_slab(w_ptr, rows, s, D, WK, B, B, 2 * F)
+            stream, x = add_stream(residual_ptr, branch_ptr, norm_ptr, D, s, t0, T, D, True, WK, B)
+            squares += stream * stream
+            acc = product(w, x, acc)
+        scale = tl.rsqrt(tl.sum(tl.sum(squares, 1), 0) / D + eps)
+        h = swiglu_pairs(tl.sum(acc, 0) * scale[None, :], LIMIT)
+        t = t0 + tl.arange(0, ROWS)
+        inside = (out[:, None] < F) & (t[None, :] < T)
+        tl.store(h_ptr + t[None, :] * F + out[:, None], h.to(h_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["T"])
 def router_kernel(
     residual_ptr, branch_ptr, norm_ptr, router_ptr, shared_ptr, stream_ptr, scale_ptr, logits_ptr, h_ptr, T, E, F, D, eps,
     ROUTER_TILES: tl.constexpr, LIMIT: tl.constexpr, HALVES: tl.constexpr, SLABS: tl.constexpr, WK: tl.constexpr,
     B: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Programs below ROUTER_TILES make 16 router logits each, the others 8 hidden values of the shared expert.
-
-    Program 0 also writes the new residual stream and its norm's scale [T].
-    """
+    """Programs below ROUTER_TILES serve the router, the others the shared expert."""
     pid = tl.program_id(0)
     if pid < ROUTER_TILES:
-        rows = pid * OUTS + tl.arange(0, OUTS)
-        w0 = load_slab(router_ptr, rows, 0, D, WK, B, B, E)
-        depend(PDL)
-        for half in tl.static_range(HALVES):
-            t0 = half * ROWS
-            acc = tl.zeros((WK, OUTS, ROWS), tl.float32)
-            squares = tl.zeros((WK, B, ROWS), tl.float32)
-            for s in tl.static_range(SLABS):
-                w = w0 if s == 0 else load_slab(router_ptr, rows, s, D, WK, B, B, E)
-                stream, x = add_stream(residual_ptr, branch_ptr, norm_ptr, s, t0, T, D, True, WK, B)
-                squares += stream * stream
-                if pid == 0:
-                    store_rows(stream_ptr, stream, s, t0, T, D, WK, B)
-                if router_ptr.dtype.element_ty == tl.float32:
-                    acc = tl.dot(w, x, acc, input_precision="tf32x3")
-                else:
-                    acc = product(w, x, acc)
-            scale = tl.rsqrt(tl.sum(tl.sum(squares, 1), 0) / D + eps)
-            t = t0 + tl.arange(0, ROWS)
-            inside = (rows[:, None] < E) & (t[None, :] < T)
-            tl.store(logits_ptr + t[None, :] * E + rows[:, None], tl.sum(acc, 0) * scale[None, :], mask=inside)
-            if pid == 0:
-                tl.store(scale_ptr + t, scale, mask=t < T)
+        router_rows(pid, residual_ptr, branch_ptr, norm_ptr, router_ptr, stream_ptr, scale_ptr, logits_ptr, T, E, D, eps,
+                    HALVES, SLABS, WK, B, PDL)  # fmt: skip
     else:
-        first = pid - ROUTER_TILES
-        rows = out_rows(first, 2 * F, True)
-        out = first * (OUTS // 2) + tl.arange(0, OUTS // 2)
-        w0 = load_slab(shared_ptr, rows, 0, D, WK, B, B, 2 * F)
-        w1 = load_slab(shared_ptr, rows, 1, D, WK, B, B, 2 * F) if SLABS > 1 else w0
-        w2 = load_slab(shared_ptr, rows, 2, D, WK, B, B, 2 * F) if SLABS > 2 else w0
-        depend(PDL)
-        for half in tl.static_range(HALVES):
-            t0 = half * ROWS
-            acc = tl.zeros((WK, OUTS, ROWS), tl.float32)
-            squares = tl.zeros((WK, B, ROWS), tl.float32)
-            for s in tl.static_range(SLABS):
-                if s == 0:
-                    w = w0
-                elif s == 1:
-                    w = w1
-                elif s == 2:
-                    w = w2
-                else:
-                    w = load_slab(shared_ptr, rows, s, D, WK, B, B, 2 * F)
-                stream, x = add_stream(residual_ptr, branch_ptr, norm_ptr, s, t0, T, D, True, WK, B)
-                squares += stream * stream
-                acc = product(w, x, acc)
-            scale = tl.rsqrt(tl.sum(tl.sum(squares, 1), 0) / D + eps)
-            h = swiglu_pairs(tl.sum(acc, 0) * scale[None, :], LIMIT)
-            t = t0 + tl.arange(0, ROWS)
-            inside = (out[:, None] < F) & (t[None, :] < T)
-            tl.store(h_ptr + t[None, :] * F + out[:, None], h.to(h_ptr.dtype.element_ty), mask=inside)
+        shared_rows(pid - ROUTER_TILES, residual_ptr, branch_ptr, norm_ptr, shared_ptr, h_ptr, T, F, D, eps, LIMIT,
+                    HALVES, SLABS, WK, B, PDL)  # fmt: skip
 
 
 @triton.jit
@@ -145,7 +162,7 @@ def slot_experts(E, GROUPS: tl.constexpr, GP: tl.constexpr, SP: tl.constexpr):
     return (slot // SP) * (E // GROUPS) + slot % SP
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def up_kernel(
     stream_ptr, norm_ptr, scale_ptr, logits_ptr, bias_ptr, w_ptr, h_ptr, T, E, F, D,
     GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, TOP_K: tl.constexpr, SIGMOID: tl.constexpr, HAS_BIAS: tl.constexpr,
@@ -158,8 +175,8 @@ def up_kernel(
     out = unit * (OUTS // 2) + tl.arange(0, OUTS // 2)
     depend(PDL)
     used = tl.zeros((GP * SP,), tl.int32)
-    for t in range(T):
-        chosen, _ = choose(logits_ptr, bias_ptr, t, E, GROUPS, TOP_GROUPS, TOP_K, SIGMOID, HAS_BIAS, NORMALISE, SCALING, GP, SP)
+    for row in range(T):
+        chosen, _ = choose(logits_ptr, bias_ptr, row, E, GROUPS, TOP_GROUPS, TOP_K, SIGMOID, HAS_BIAS, NORMALISE, SCALING, GP, SP)
         used = used | chosen.to(tl.int32)
     item_of = tl.cumsum(used, 0) - 1
     experts = slot_experts(E, GROUPS, GP, SP)
@@ -216,7 +233,9 @@ def load_item(w_ptr, rows, used, item_of, experts, item, count, F, D, WK: tl.con
 
 
 @triton.jit
-def add_item(acc, w, h_ptr, weights, used, item_of, item, count, t0, T, F, WK: tl.constexpr, B: tl.constexpr, GROUP: tl.constexpr):
+def add_item(
+    acc, w, h_ptr, weights, used, item_of, item, count, t0, T, F, WK: tl.constexpr, B: tl.constexpr, GROUP: tl.constexpr
+):  # fmt: skip
     """acc plus the item's product, each row times its weight."""
     mine = (used > 0) & (item_of == item)
     weight = tl.sum(tl.where(mine[None, :], weights, 0.0), 1)
@@ -224,7 +243,7 @@ def add_item(acc, w, h_ptr, weights, used, item_of, item, count, t0, T, F, WK: t
     return acc + product(w, x, tl.zeros_like(acc)) * weight[None, None, :]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def down_kernel(
     logits_ptr, bias_ptr, w_ptr, h_ptr, shared_w_ptr, shared_h_ptr, y_ptr, T, E, F, SHARED_F, D,
     GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, TOP_K: tl.constexpr, SIGMOID: tl.constexpr, HAS_BIAS: tl.constexpr,
@@ -232,8 +251,9 @@ def down_kernel(
     HALVES: tl.constexpr, WK: tl.constexpr, B: tl.constexpr, GROUP: tl.constexpr, SHARED_B: tl.constexpr,
     SHARED_GROUP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """16 outputs over all experts in ascending order. The logits are two kernels old, so they may be read before `depend`:
-    every kernel of the chain triggers after its own wait.
+    """16 outputs over all experts in ascending order.
+
+    The logits are two kernels old, so they may be read before `depend`: every kernel triggers after its own wait.
     """
     rows = tl.program_id(0) * OUTS + tl.arange(0, OUTS)
     used = tl.zeros((GP * SP,), tl.int32)
@@ -288,9 +308,14 @@ def columns_a_warp(width: int) -> int:
 
 @moe.impl("triton", on="cuda")
 def _moe(
-    residual: torch.Tensor, branch: torch.Tensor, norm: Norm, routing: Routing, experts: Experts, shared: SharedExpert | None
+    residual: torch.Tensor,
+    branch: torch.Tensor,
+    norm: Norm,
+    routing: Routing,
+    experts: RoutedExperts,
+    shared: SharedExpert | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    if not few(residual):
+    if not few(residual) or experts.down.shape[0] < routing.weight.shape[0]:
         return moe.reference(residual, branch, norm, routing, experts, shared)
     (T, D), device, dtype = residual.shape, residual.device, residual.dtype
     E, F = routing.weight.shape[0], experts.down.shape[2]
