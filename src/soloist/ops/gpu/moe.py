@@ -113,50 +113,68 @@ def router_kernel(
 
 
 @triton.jit
-def ahead(score, i, COUNT: tl.constexpr):
-    """How many of score [COUNT] stand ahead of each: larger, or equal with a lower index i."""
-    better = (score[None, :] > score[:, None]) | ((score[None, :] == score[:, None]) & (i[None, :] < i[:, None]))
-    return tl.sum(better.to(tl.int32), 1)
+def sortable(x):
+    """Integers in the order of the numbers x [...] fp32."""
+    bits = x.to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
 
 @triton.jit
 def choose(
-    logits_ptr, bias_ptr, t, E, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, TOP_K: tl.constexpr, SIGMOID: tl.constexpr,
-    HAS_BIAS: tl.constexpr, NORMALISE: tl.constexpr, SCALING: tl.constexpr, GP: tl.constexpr, SP: tl.constexpr,
+    logits_ptr, bias_ptr, t0, T, E: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, TOP_K: tl.constexpr,
+    SIGMOID: tl.constexpr, HAS_BIAS: tl.constexpr, NORMALISE: tl.constexpr, SCALING: tl.constexpr, GP: tl.constexpr,
+    SP: tl.constexpr,
 ):  # fmt: skip
-    """`route` for row t over padded slots: (chosen [GP * SP] bool, weight [GP * SP], 0 where not chosen)."""
-    size = E // GROUPS
+    """`route` for rows t0 .. t0 + 7 over padded slots: (chosen [8, GP * SP] int32 0 or 1, weight [8, GP * SP], 0 elsewhere).
+
+    A warp serves a row: the best is taken TOP_K times, of equal ones the first, by integer reductions inside the warp.
+    """
+    SIZE: tl.constexpr = E // GROUPS
+    LEAST: tl.constexpr = -2147483648
+    t = t0 + tl.arange(0, ROWS)
     group = tl.arange(0, GP)
     member = tl.arange(0, SP)
-    expert = group[:, None] * size + member[None, :]
-    real = (group[:, None] < GROUPS) & (member[None, :] < size)
-    logit = tl.load(logits_ptr + t * E + expert, mask=real, other=float("-inf"), cache_modifier=".cg")
+    expert = group[:, None] * SIZE + member[None, :]
+    real = (group[:, None] < GROUPS) & (member[None, :] < SIZE)
+    here = (t[:, None, None] < T) & real[None, :, :]
+    logit = tl.load(logits_ptr + t[:, None, None] * E + expert[None, :, :], mask=here, other=float("-inf"), cache_modifier=".cg")
     if SIGMOID:
         score = 1.0 / (1.0 + tl.exp(-logit))
     else:
-        score = tl.exp(logit - tl.max(tl.max(logit, 1), 0))
-        score = score / tl.sum(tl.sum(score, 1), 0)
+        score = tl.exp(logit - tl.max(tl.max(logit, 2), 1)[:, None, None])
+        score = score / tl.sum(tl.sum(score, 2), 1)[:, None, None]
     choice = score
     if HAS_BIAS:
-        choice += tl.load(bias_ptr + expert, mask=real, other=0.0)
-    choice = tl.where(real, choice, float("-inf"))
+        choice += tl.load(bias_ptr + expert, mask=real, other=0.0)[None, :, :]
     if GROUPS > 1:
-        best = tl.max(choice, 1)
-        lead = tl.min(tl.where(choice == best[:, None], member[None, :], SP), 1)
-        second = tl.max(tl.where(member[None, :] == lead[:, None], float("-inf"), choice), 1)
-        place = ahead(tl.where(group < GROUPS, best + second, float("-inf")), group, GP)
-        choice = tl.where((place < TOP_GROUPS)[:, None], choice, float("-inf"))
-    flat = tl.reshape(choice, (GP * SP,))
-    weight = tl.reshape(score, (GP * SP,))
-    chosen = (ahead(flat, tl.arange(0, GP * SP), GP * SP) < TOP_K) & (flat > float("-inf"))
-    weight = tl.where(chosen, weight, 0.0)
+        choice = tl.where(here, choice, float("-inf"))
+        best = tl.max(choice, 2)
+        first = tl.min(tl.where(choice == best[:, :, None], member[None, None, :], SP), 2)
+        second = tl.max(tl.where(member[None, None, :] == first[:, :, None], float("-inf"), choice), 2)
+        rank = tl.where(group[None, :] < GROUPS, sortable(best + second), LEAST)
+        kept = tl.zeros((ROWS, GP), tl.int32)
+        for _ in tl.static_range(TOP_GROUPS):
+            lead = tl.min(tl.where(rank == tl.max(rank, 1)[:, None], group[None, :], GP), 1)
+            kept = tl.where(group[None, :] == lead[:, None], 1, kept)
+            rank = tl.where(group[None, :] == lead[:, None], LEAST, rank)
+        here = here & (kept > 0)[:, :, None]
+    slot = tl.arange(0, GP * SP)
+    rank = tl.reshape(tl.where(here, sortable(choice), LEAST), (ROWS, GP * SP))
+    chosen = tl.zeros((ROWS, GP * SP), tl.int32)
+    for _ in tl.static_range(TOP_K):
+        top = tl.max(rank, 1)
+        lead = tl.min(tl.where(rank == top[:, None], slot[None, :], GP * SP), 1)
+        mine = (slot[None, :] == lead[:, None]) & (top > LEAST)[:, None]
+        chosen = tl.where(mine, 1, chosen)
+        rank = tl.where(mine, LEAST, rank)
+    weight = tl.where(chosen > 0, tl.reshape(score, (ROWS, GP * SP)), 0.0)
     if NORMALISE:
-        weight = weight / (tl.sum(weight, 0) + 1e-20)
+        weight = weight / (tl.sum(weight, 1) + 1e-20)[:, None]
     return chosen, weight * SCALING
 
 
 @triton.jit
-def slot_experts(E, GROUPS: tl.constexpr, GP: tl.constexpr, SP: tl.constexpr):
+def slot_experts(E: tl.constexpr, GROUPS: tl.constexpr, GP: tl.constexpr, SP: tl.constexpr):
     """The expert of each padded slot: [GP * SP]."""
     slot = tl.arange(0, GP * SP)
     return (slot // SP) * (E // GROUPS) + slot % SP
@@ -164,7 +182,7 @@ def slot_experts(E, GROUPS: tl.constexpr, GP: tl.constexpr, SP: tl.constexpr):
 
 @triton.jit(do_not_specialize=["T"])
 def up_kernel(
-    stream_ptr, norm_ptr, scale_ptr, logits_ptr, bias_ptr, w_ptr, h_ptr, T, E, F, D,
+    stream_ptr, norm_ptr, scale_ptr, logits_ptr, bias_ptr, w_ptr, h_ptr, T, F, D, E: tl.constexpr,
     GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, TOP_K: tl.constexpr, SIGMOID: tl.constexpr, HAS_BIAS: tl.constexpr,
     NORMALISE: tl.constexpr, SCALING: tl.constexpr, GP: tl.constexpr, SP: tl.constexpr, LIMIT: tl.constexpr,
     HALVES: tl.constexpr, SLABS: tl.constexpr, WK: tl.constexpr, B: tl.constexpr, PDL: tl.constexpr,
@@ -174,10 +192,12 @@ def up_kernel(
     rows = out_rows(unit, 2 * F, True)
     out = unit * (OUTS // 2) + tl.arange(0, OUTS // 2)
     depend(PDL)
-    used = tl.zeros((GP * SP,), tl.int32)
-    for row in range(T):
-        chosen, _ = choose(logits_ptr, bias_ptr, row, E, GROUPS, TOP_GROUPS, TOP_K, SIGMOID, HAS_BIAS, NORMALISE, SCALING, GP, SP)
-        used = used | chosen.to(tl.int32)
+    chosen, _ = choose(logits_ptr, bias_ptr, 0, T, E, GROUPS, TOP_GROUPS, TOP_K, SIGMOID, HAS_BIAS, NORMALISE, SCALING, GP, SP)
+    used = tl.max(chosen, 0)
+    if HALVES > 1:
+        chosen, _ = choose(logits_ptr, bias_ptr, ROWS, T, E, GROUPS, TOP_GROUPS, TOP_K, SIGMOID, HAS_BIAS, NORMALISE, SCALING,
+                           GP, SP)  # fmt: skip
+        used = used | tl.max(chosen, 0)
     item_of = tl.cumsum(used, 0) - 1
     experts = slot_experts(E, GROUPS, GP, SP)
     for item in range(tl.program_id(1), tl.sum(used, 0), TOP_K):
@@ -209,69 +229,61 @@ def up_kernel(
 
 
 @triton.jit
-def row_weights(
-    logits_ptr, bias_ptr, used, t0, T, E, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, TOP_K: tl.constexpr,
-    SIGMOID: tl.constexpr, HAS_BIAS: tl.constexpr, NORMALISE: tl.constexpr, SCALING: tl.constexpr, GP: tl.constexpr,
-    SP: tl.constexpr,
-):  # fmt: skip
-    """(used | the experts of rows t0 .. t0 + 7, their weights [8, GP * SP])."""
-    weights = tl.zeros((ROWS, GP * SP), tl.float32)
-    row = tl.arange(0, ROWS)
-    for t in range(t0, min(T, t0 + ROWS)):
-        chosen, weight = choose(logits_ptr, bias_ptr, t, E, GROUPS, TOP_GROUPS, TOP_K, SIGMOID, HAS_BIAS, NORMALISE,
-                                SCALING, GP, SP)  # fmt: skip
-        used = used | chosen.to(tl.int32)
-        weights = tl.where((row == t - t0)[:, None], weight[None, :], weights)
-    return used, weights
-
-
-@triton.jit
-def load_item(w_ptr, rows, used, item_of, experts, item, count, F, D, WK: tl.constexpr, B: tl.constexpr, GROUP: tl.constexpr):
+def load_item(w_ptr, items_ptr, rows, item, count, F, D, WK: tl.constexpr, B: tl.constexpr, GROUP: tl.constexpr):
     """Down weights [warps, 16, B] of an item; zeros beyond the last."""
-    expert = tl.sum(tl.where((used > 0) & (item_of == item), experts, 0), 0)
+    expert = tl.load(items_ptr + item, mask=item < count, other=0)
     return load_slab(w_ptr + expert.to(tl.int64) * D * F, rows, 0, F, WK, B, GROUP, tl.where(item < count, D, 0))
 
 
 @triton.jit
 def add_item(
-    acc, w, h_ptr, weights, used, item_of, item, count, t0, T, F, WK: tl.constexpr, B: tl.constexpr, GROUP: tl.constexpr
+    acc, w, h_ptr, shares_ptr, item, count, t0, T, F, WK: tl.constexpr, B: tl.constexpr, GROUP: tl.constexpr
 ):  # fmt: skip
     """acc plus the item's product, each row times its weight."""
-    mine = (used > 0) & (item_of == item)
-    weight = tl.sum(tl.where(mine[None, :], weights, 0.0), 1)
+    share = tl.load(shares_ptr + item * (2 * ROWS) + t0 + tl.arange(0, ROWS), mask=item < count, other=0.0)
     x = load_rows(h_ptr + item * T * F, F, 0, t0, tl.where(item < count, T, 0), F, WK, B, GROUP)
-    return acc + product(w, x, tl.zeros_like(acc)) * weight[None, None, :]
+    return acc + product(w, x, tl.zeros_like(acc)) * share[None, None, :]
 
 
 @triton.jit(do_not_specialize=["T"])
 def down_kernel(
-    logits_ptr, bias_ptr, w_ptr, h_ptr, shared_w_ptr, shared_h_ptr, y_ptr, T, E, F, SHARED_F, D,
-    GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, TOP_K: tl.constexpr, SIGMOID: tl.constexpr, HAS_BIAS: tl.constexpr,
-    NORMALISE: tl.constexpr, SCALING: tl.constexpr, GP: tl.constexpr, SP: tl.constexpr, HAS_SHARED: tl.constexpr,
-    HALVES: tl.constexpr, WK: tl.constexpr, B: tl.constexpr, GROUP: tl.constexpr, SHARED_B: tl.constexpr,
-    SHARED_GROUP: tl.constexpr, PDL: tl.constexpr,
+    logits_ptr, bias_ptr, w_ptr, h_ptr, shared_w_ptr, shared_h_ptr, y_ptr, items_ptr, shares_ptr, T, F, SHARED_F, D,
+    E: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, TOP_K: tl.constexpr, SIGMOID: tl.constexpr,
+    HAS_BIAS: tl.constexpr, NORMALISE: tl.constexpr, SCALING: tl.constexpr, GP: tl.constexpr, SP: tl.constexpr,
+    HAS_SHARED: tl.constexpr, HALVES: tl.constexpr, WK: tl.constexpr, B: tl.constexpr, GROUP: tl.constexpr,
+    SHARED_B: tl.constexpr, SHARED_GROUP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """16 outputs over all experts in ascending order.
 
     The logits are two kernels old, so they may be read before `depend`: every kernel triggers after its own wait.
+    A program writes the expert of every item and the rows' weights [items, 16] to its own table, and reads them as it goes.
     """
     rows = tl.program_id(0) * OUTS + tl.arange(0, OUTS)
-    used = tl.zeros((GP * SP,), tl.int32)
-    used, weights0 = row_weights(logits_ptr, bias_ptr, used, 0, T, E, GROUPS, TOP_GROUPS, TOP_K, SIGMOID, HAS_BIAS, NORMALISE,
-                                 SCALING, GP, SP)  # fmt: skip
-    weights1 = weights0
-    if HALVES > 1:
-        used, weights1 = row_weights(logits_ptr, bias_ptr, used, ROWS, T, E, GROUPS, TOP_GROUPS, TOP_K, SIGMOID, HAS_BIAS,
-                                     NORMALISE, SCALING, GP, SP)  # fmt: skip
-    item_of = tl.cumsum(used, 0) - 1
-    count = tl.sum(used, 0)
-    experts = slot_experts(E, GROUPS, GP, SP)
+    slot = tl.arange(0, GP * SP)
+    items_ptr += tl.program_id(0) * GP * SP
+    shares_ptr += tl.program_id(0) * GP * SP * 2 * ROWS
     if HAS_SHARED:
         shared_w = load_slab(shared_w_ptr, rows, 0, SHARED_F, WK, SHARED_B, SHARED_GROUP, D)
-    a = load_item(w_ptr, rows, used, item_of, experts, 0, count, F, D, WK, B, GROUP)
-    b = load_item(w_ptr, rows, used, item_of, experts, 1, count, F, D, WK, B, GROUP)
-    c = load_item(w_ptr, rows, used, item_of, experts, 2, count, F, D, WK, B, GROUP)
-    d = load_item(w_ptr, rows, used, item_of, experts, 3, count, F, D, WK, B, GROUP)
+    chosen, weight = choose(logits_ptr, bias_ptr, 0, T, E, GROUPS, TOP_GROUPS, TOP_K, SIGMOID, HAS_BIAS, NORMALISE, SCALING,
+                            GP, SP)  # fmt: skip
+    used = tl.max(chosen, 0)
+    if HALVES > 1:
+        chosen, weight1 = choose(logits_ptr, bias_ptr, ROWS, T, E, GROUPS, TOP_GROUPS, TOP_K, SIGMOID, HAS_BIAS, NORMALISE,
+                                 SCALING, GP, SP)  # fmt: skip
+        used = used | tl.max(chosen, 0)
+    count = tl.sum(used, 0)
+    item_of = tl.cumsum(used, 0) - 1
+    tl.store(items_ptr + item_of, slot_experts(E, GROUPS, GP, SP), mask=used > 0)
+    row = tl.arange(0, ROWS)
+    at = shares_ptr + item_of[None, :] * (2 * ROWS) + row[:, None]
+    tl.store(at, weight, mask=used[None, :] > 0)
+    if HALVES > 1:
+        tl.store(at + ROWS, weight1, mask=used[None, :] > 0)
+    tl.debug_barrier()
+    a = load_item(w_ptr, items_ptr, rows, 0, count, F, D, WK, B, GROUP)
+    b = load_item(w_ptr, items_ptr, rows, 1, count, F, D, WK, B, GROUP)
+    c = load_item(w_ptr, items_ptr, rows, 2, count, F, D, WK, B, GROUP)
+    d = load_item(w_ptr, items_ptr, rows, 3, count, F, D, WK, B, GROUP)
     depend(PDL)
     acc0 = tl.zeros((WK, OUTS, ROWS), tl.float32)
     acc1 = tl.zeros((WK, OUTS, ROWS), tl.float32)
@@ -280,19 +292,19 @@ def down_kernel(
         if HALVES > 1:
             acc1 = product(shared_w, load_rows(shared_h_ptr, SHARED_F, 0, ROWS, T, SHARED_F, WK, SHARED_B, SHARED_GROUP), acc1)
     for item in range(0, count, 4):
-        next_a = load_item(w_ptr, rows, used, item_of, experts, item + 4, count, F, D, WK, B, GROUP)
-        next_b = load_item(w_ptr, rows, used, item_of, experts, item + 5, count, F, D, WK, B, GROUP)
-        next_c = load_item(w_ptr, rows, used, item_of, experts, item + 6, count, F, D, WK, B, GROUP)
-        next_d = load_item(w_ptr, rows, used, item_of, experts, item + 7, count, F, D, WK, B, GROUP)
-        acc0 = add_item(acc0, a, h_ptr, weights0, used, item_of, item, count, 0, T, F, WK, B, GROUP)
-        acc0 = add_item(acc0, b, h_ptr, weights0, used, item_of, item + 1, count, 0, T, F, WK, B, GROUP)
-        acc0 = add_item(acc0, c, h_ptr, weights0, used, item_of, item + 2, count, 0, T, F, WK, B, GROUP)
-        acc0 = add_item(acc0, d, h_ptr, weights0, used, item_of, item + 3, count, 0, T, F, WK, B, GROUP)
+        next_a = load_item(w_ptr, items_ptr, rows, item + 4, count, F, D, WK, B, GROUP)
+        next_b = load_item(w_ptr, items_ptr, rows, item + 5, count, F, D, WK, B, GROUP)
+        next_c = load_item(w_ptr, items_ptr, rows, item + 6, count, F, D, WK, B, GROUP)
+        next_d = load_item(w_ptr, items_ptr, rows, item + 7, count, F, D, WK, B, GROUP)
+        acc0 = add_item(acc0, a, h_ptr, shares_ptr, item, count, 0, T, F, WK, B, GROUP)
+        acc0 = add_item(acc0, b, h_ptr, shares_ptr, item + 1, count, 0, T, F, WK, B, GROUP)
+        acc0 = add_item(acc0, c, h_ptr, shares_ptr, item + 2, count, 0, T, F, WK, B, GROUP)
+        acc0 = add_item(acc0, d, h_ptr, shares_ptr, item + 3, count, 0, T, F, WK, B, GROUP)
         if HALVES > 1:
-            acc1 = add_item(acc1, a, h_ptr, weights1, used, item_of, item, count, ROWS, T, F, WK, B, GROUP)
-            acc1 = add_item(acc1, b, h_ptr, weights1, used, item_of, item + 1, count, ROWS, T, F, WK, B, GROUP)
-            acc1 = add_item(acc1, c, h_ptr, weights1, used, item_of, item + 2, count, ROWS, T, F, WK, B, GROUP)
-            acc1 = add_item(acc1, d, h_ptr, weights1, used, item_of, item + 3, count, ROWS, T, F, WK, B, GROUP)
+            acc1 = add_item(acc1, a, h_ptr, shares_ptr, item, count, ROWS, T, F, WK, B, GROUP)
+            acc1 = add_item(acc1, b, h_ptr, shares_ptr, item + 1, count, ROWS, T, F, WK, B, GROUP)
+            acc1 = add_item(acc1, c, h_ptr, shares_ptr, item + 2, count, ROWS, T, F, WK, B, GROUP)
+            acc1 = add_item(acc1, d, h_ptr, shares_ptr, item + 3, count, ROWS, T, F, WK, B, GROUP)
         a, b, c, d = next_a, next_b, next_c, next_d
     for half in tl.static_range(HALVES):
         y = tl.sum(acc0 if half == 0 else acc1, 0)
@@ -328,7 +340,8 @@ def _moe(
     stream, y, shared_h = empty(T, D), empty(T, D), empty(T, shared_width)
     h = empty(min(E, T * routing.top_k), T, F)
     columns = 64 if D > 256 else 32
-    tiling = {"HALVES": triton.cdiv(T, ROWS.value), "WK": WARPS, "num_warps": WARPS, "device": device}
+    tiling = {"HALVES": triton.cdiv(T, ROWS.value), "WK": WARPS, "num_warps": WARPS, "num_stages": 1,
+              "device": device}
     slabs = {"SLABS": triton.cdiv(D, WARPS * columns), "B": columns}
     router_tiles, half = triton.cdiv(E, OUTS.value), OUTS.value // 2
     launch(
@@ -342,12 +355,15 @@ def _moe(
            "SCALING": routing.scaling, "GP": next_power_of_2(routing.num_groups), "SP": next_power_of_2(size)}  # fmt: skip
     launch(
         up_kernel, (triton.cdiv(F, half), routing.top_k), stream, norm[0], scale, logits, routing.bias, experts.gate_up, h, T,
-        E, F, D, LIMIT=experts.limit, **law, **slabs, **tiling,
+        F, D, E=E, LIMIT=experts.limit, **law, **slabs, **tiling,
     )  # fmt: skip
     group, shared_group = columns_a_warp(F), columns_a_warp(max(shared_width, 1))
+    programs, slots = triton.cdiv(D, OUTS.value), law["GP"] * law["SP"]
+    items = empty(programs, slots, dtype=torch.int32)
+    shares = empty(programs, slots, 2 * ROWS.value, dtype=torch.float32)
     launch(
-        down_kernel, (triton.cdiv(D, OUTS.value),), logits, routing.bias, experts.down, h,
-        None if shared is None else shared.down, shared_h, y, T, E, F, shared_width, D, HAS_SHARED=shared is not None,
+        down_kernel, (programs,), logits, routing.bias, experts.down, h, None if shared is None else shared.down, shared_h, y,
+        items, shares, T, F, shared_width, D, E=E, HAS_SHARED=shared is not None,
         B=max(16, next_power_of_2(group)), GROUP=group, SHARED_B=max(16, next_power_of_2(shared_group)),
         SHARED_GROUP=shared_group, **law, **tiling,
     )  # fmt: skip
