@@ -44,6 +44,22 @@ def test_every_rank_gets_the_sum_in_rank_order(size: int, T: int) -> None:
         assert not any(int(rank.missed) for rank in group)
 
 
+def test_every_rank_gets_everybodys_values() -> None:
+    group, _kept = ranks(3)
+    for call in range(3):
+        xs = [torch.randn(2, 3, generator=torch.Generator().manual_seed(10 * call + r)) for r in range(3)]
+        for rank, x in zip(group, xs, strict=True):
+            exchange(rank, x, push=True, pull=False)
+        for rank, x in zip(group, xs, strict=True):
+            assert torch.equal(exchange(rank, x, gather=True, push=False, patience=0), torch.stack(xs))
+
+
+def test_nobody_waits_for_a_rank_that_was_given_up() -> None:
+    group, _kept = ranks(2)
+    group[0].give_up()
+    exchange(group[0], torch.ones(1, 100), patience=1 << 30)
+
+
 def test_words_that_did_not_come_are_noticed() -> None:
     group, _kept = ranks(2)
     x = torch.ones(1, 100)

@@ -31,9 +31,14 @@ VERDICT_S = 1.0
 
 
 class Channel:
-    """One end of the line; see `Leader` and `Follower`. lost: which rank is gone, once one is."""
+    """One end of the line; see `Leader` and `Follower`. lost: which rank is gone, once one is. at_end: called, from another
+    thread, when a rank is gone or rank 0 parts, to free whatever waits for it.
+    """
 
     lost: str | None = None
+
+    def __init__(self) -> None:
+        self.at_end: list[Callable[[], None]] = []
 
     def tell(self, message: Any) -> None:
         """Rank 0: send to all others.   Raises: RankLost."""
@@ -57,11 +62,12 @@ class Channel:
 class Leader(Channel):
     """Rank 0's end. peers: a socket for every other rank, in order.
 
-    on_loss: called once, from the watching thread, to free whatever waits for the lost rank. noticed: whether the loss
-    was reported to who works here.
+    on_loss: called once, from the watching thread, after `at_end`. noticed: whether the loss was reported to who works
+    here.
     """
 
     def __init__(self, peers: list[socket.socket], on_loss: Callable[[Leader], None]):
+        super().__init__()
         self._peers, self._on_loss = peers, on_loss
         self.noticed = False
         self._known, self._closing, self._heard = threading.Event(), False, threading.Lock()
@@ -76,6 +82,8 @@ class Leader(Channel):
             said = f": {json.loads(words)['error']}" if words else " without a word (killed?)"
             self.lost = f"rank {rank} of {len(self._peers) + 1} ended{said}; the model is lost, start it anew"
         self._known.set()
+        for free in self.at_end:
+            free()
         self._on_loss(self)
 
     def tell(self, message: Any) -> None:
@@ -98,6 +106,7 @@ class Leader(Channel):
             if self._closing:
                 return
             self._closing, self.lost = True, self.lost or "the ranks of this model were closed; make a new one"
+        self.noticed = True
         for peer in self._peers:
             try:
                 peer.sendall((json.dumps(FAREWELL) + "\n").encode())
@@ -110,6 +119,7 @@ class Follower(Channel):
     """Another rank's end. If rank 0 vanishes the process ends at once: its main thread may wait for rank 0 for ever."""
 
     def __init__(self, leader: socket.socket):
+        super().__init__()
         self._leader = leader
         self._messages: SimpleQueue[Any] = SimpleQueue()
         self._ended = False
@@ -123,6 +133,8 @@ class Follower(Channel):
                 if message == FAREWELL:
                     self._ended = True
                     self._messages.put(None)
+                    for free in self.at_end:
+                        free()
                     return
                 self._messages.put(message)
         except OSError:

@@ -19,12 +19,17 @@ ring, whose order of summation depends on the place in the message, does not. De
 """
 
 
-class Sum(Protocol):
-    """An all-reduce for messages of up to `most_values` values."""
+class OneShot(Protocol):
+    """Exchanges of up to `most_values` values in one kernel. missed [1]: not 0 if a rank did not answer."""
 
     most_values: int
+    missed: torch.Tensor
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor: ...
+
+    def give_up(self) -> None: ...
 
 
 class Group(Protocol):
@@ -43,6 +48,14 @@ class Group(Protocol):
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """Every rank's x, all of one shape: [size, *x.shape]."""
+        ...
+
+    def meet(self) -> None:
+        """Wait until all ranks are here, also if one takes minutes."""
+        ...
+
+    def check(self) -> None:
+        """Raises: RankLost if a rank is gone, without waiting for anybody."""
         ...
 
     def broadcast_object(self, value: Any = None) -> Any:
@@ -72,6 +85,12 @@ class Solo:
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         return x[None]
 
+    def meet(self) -> None:
+        pass
+
+    def check(self) -> None:
+        pass
+
     def broadcast_object(self, value: Any = None) -> Any:
         return value
 
@@ -99,18 +118,23 @@ class Lone(Solo):
 
 
 class Ranks:
-    """Processes joined by torch.distributed: gloo on CPUs, NCCL on GPUs, there with a one-shot sum where peers can write
-    each other's memory.
+    """Processes joined by torch.distributed: gloo on CPUs, NCCL on GPUs, there with one-shot exchanges where peers can
+    write each other's memory.
 
-    one_shot: sums small messages, where it was found to be faster; see `Sum`. on_close: what else ends with the group.
+    one_shot: carries small messages, where it was found to be faster. on_close: what else ends with the group.
     """
 
     def __init__(
         self, rank: int, size: int, channel: Channel, exchange: str, on_close: Callable[[], None] | None = None
     ):
         self.rank, self.size, self.exchange = rank, size, exchange
-        self.one_shot: Sum | None = None
+        self.one_shot: OneShot | None = None
         self._channel, self._on_close = channel, on_close
+
+    def take(self, one_shot: OneShot) -> None:
+        """Use it from now on."""
+        self.one_shot = one_shot
+        self._channel.at_end.append(one_shot.give_up)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         if self.one_shot is not None and x.numel() <= self.one_shot.most_values:
@@ -125,9 +149,18 @@ class Ranks:
         return x
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        if self.one_shot is not None and x.dtype == torch.float32 and x.numel() <= self.one_shot.most_values:
+            return self.one_shot.gather(x)
         gathered = torch.empty((self.size, *x.shape), dtype=x.dtype, device=x.device)
         self._talk(lambda: dist.all_gather(list(gathered), x.contiguous()))
         return gathered
+
+    def meet(self) -> None:
+        self._talk(dist.barrier)
+
+    def check(self) -> None:
+        if self.lost is not None or (self.one_shot is not None and self.one_shot.missed.item()):
+            raise RankLost(self._channel.verdict("a rank did not answer for most of a minute"))
 
     def broadcast_object(self, value: Any = None) -> Any:
         if self.rank:

@@ -75,6 +75,7 @@ def build(
         plan.prefix_cache_bytes,
     )  # fmt: skip
     assert drafter.width == plan.draft_width, (drafter.name, drafter.width, plan.draft_width)
+    group.meet()  # one may have loaded minutes longer, and kernels that wait for it are not so patient
     engine.warm_up()
     return engine
 

@@ -28,6 +28,7 @@ def lead(group: Group, engine: Engine, task: dict[str, Any], request: Request) -
     try:
         group.broadcast_object(task)
         for result in engine.run(request):
+            group.check()
             over = result is not None and not result.running
             yield result
             if not over:
