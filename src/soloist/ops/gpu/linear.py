@@ -221,4 +221,4 @@ def _add_norm_gate_up(residual, branch, norm, weight, limit=0.0):  # type: ignor
 def _gated_norm_linear(o, gate, norm, weight):  # type: ignore[no-untyped-def]
     if not few(o):
         return gated_norm_linear.reference(o, gate, norm, weight)
-    return run("gated", o.view(o.shape[0], -1), None, norm[0], gate, weight, None, norm[1], group=o.shape[2])[0]
+    return run("gated", o.reshape(o.shape[0], -1), None, norm[0], gate, weight, None, norm[1], group=o.shape[2])[0]
