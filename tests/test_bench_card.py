@@ -48,6 +48,25 @@ def test_set_reaches_every_part_of_a_card() -> None:
     assert next(v.draft_width for v in card.variants if v.name == "NEXTN") == 2
 
 
+def test_variants_are_added_with_fields_and_settings() -> None:
+    card = load_card("reference", ["num_prompts=3"], ["NEXTN:drafter=mtp,draft_width=3", "5:accept_length=5,draft_width=7",
+                                                      "wide:prefill_chunk=2048"])  # fmt: skip
+    plain, nextn, pinned, wide = card.variants
+    assert (plain.acceptance, nextn.drafter, nextn.draft_width, nextn.acceptance) == ("off", "mtp", 3, "real")
+    assert (pinned.drafter, pinned.acceptance, pinned.accept_length, pinned.synthetic) == ("scripted", "pinned", 5.0, True)
+    assert (wide.acceptance, wide.settings) == ("off", {"prefill_chunk": 2048})
+
+
+@pytest.mark.parametrize("added, said", [
+    ("NEXTN", "must be NAME:KEY=VALUE"), ("NEXTN:", "must be NAME:KEY=VALUE"), (":drafter=mtp", "must be NAME:KEY=VALUE"),
+    ("x:drafer=mtp", "did you mean drafter"), ("plain:drafter=ngram", "two variants are called 'plain'"),
+    ("x:accept_length=9,draft_width=7", "from 1 to draft_width"), ("x:drafter=magic", "not one of none"),
+])  # fmt: skip
+def test_a_variant_that_cannot_be_is_a_sentence(added: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        load_card("reference", [], [added])
+
+
 @pytest.mark.parametrize("change, said", [
     ("repeets=3", "did you mean repeats"), ("output_token=3", "did you mean output_tokens"), ("repeats", "must be KEY=VALUE"),
     ("drafter=ngram", "belongs to one variant"), ("variant.nobody.drafter=mtp", "no variant 'nobody'"),

@@ -6,22 +6,29 @@ import dataclasses
 import json
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from soloist.bench.card import card_of
 from soloist.bench.flags import find_flags
+from soloist.bench.inprocess import InProcess
 from soloist.bench.pinned import pinned_script, round_lengths
 from soloist.bench.prepare import Server, prepare_server
+from soloist.bench.recording import record_events
 from soloist.bench.records import Condition, RunFile, Variant, Workload, read_run
 from soloist.bench.run import run, run_card
 from soloist.bench.table import run_lines
-from soloist.bench.texts import regret
+from soloist.bench.target import Prompt
+from soloist.bench.texts import ELSEWHERE, regret
 from soloist.cli import main
 from soloist.errors import UserError
+from soloist.runtime.runner import EagerRunner
+from soloist.testing import configs
 from soloist.testing.checkpoints import write_checkpoint
+from soloist.weights.shapes import CONFIGS
 from tests.bench_runs import CARD, MACHINE, Clockwork, clockwork_bench, record
-from tests.llms import GREEDY, PROMPT, shared
+from tests.llms import GREEDY, PROMPT, fresh, shared
 from tests.test_cli_main import parser_of
 
 
@@ -169,6 +176,48 @@ def test_a_run_holds_what_it_stands_on(real: RunFile) -> None:
     assert all(gap >= 0 for r in real.requests for gap in (r.end_ms, r.ttft_ms or 0))
 
 
+def test_the_reference_runs_on_shapes_with_variants_from_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As on a GPU, with a smaller model: nothing but lengths and the model's name differs."""
+    monkeypatch.setitem(CONFIGS, "small", {**configs.CONFIGS["ling-mtp"], "torch_dtype": "bfloat16"})
+    words = (
+        "bench run reference --set model=shapes:small --set num_prompts=2 --set input_tokens=64 --set output_tokens=40 "
+        f"--set context_length=112 --set warm_up=1 --workload random --add 3.25:accept_length=3.25,draft_width=7 "
+        f"--add 5:accept_length=5,draft_width=7 --add NEXTN:drafter=mtp,draft_width=3 --output {tmp_path}/x.json"
+    )
+    assert main(words.split()) == 0
+    assert "random weights" in capsys.readouterr().out
+    found = read_run(tmp_path / "x.json")
+    assert found.passed and {w.name for w in found.card.workloads} == {"random"} and len(found.requests) == 8
+    assert found.card.weights.startswith("random weights") and found.card.tokenizer == "none"
+    lengths = {s.variant: s.ratios["acceptance_length"].value for s in found.summaries}
+    assert lengths["3.25"] == pytest.approx(3.25, abs=0.1) and lengths["5"] == pytest.approx(5, abs=0.2)
+    assert {s.variant for s in found.summaries if s.synthetic} == {"3.25", "5"} and lengths["plain"] == 1
+
+
+class Preparing(EagerRunner):
+    """Rounds as they are, of which the first three count as prepared, as where rounds are captured."""
+
+    launched = 0
+
+    @property
+    def num_prepared(self) -> int:  # type: ignore[override]
+        return min(self.launched, 3)
+
+    def launch(self, *args: Any, **kwargs: Any) -> None:
+        self.launched += 1
+        super().launch(*args, **kwargs)
+
+
+def test_rounds_that_a_request_must_prepare_are_counted() -> None:
+    llm = fresh("llama")
+    llm._engine.runner = Preparing(llm._engine.parts)
+    target, prompt, sampling = InProcess(llm), Prompt("p", "", tuple(PROMPT)), {"temperature": 0.0, "max_tokens": 9}
+    first, second = (record_events(target.serve(prompt, sampling), ELSEWHERE).record for _ in range(2))
+    assert (first.compiled, second.compiled) == (3, 0)
+
+
 def test_regret_is_nothing_for_our_own_greedy_text_and_large_for_another() -> None:
     llm = shared("llama")
     ids = llm.generate(PROMPT, GREEDY).token_ids
@@ -187,7 +236,7 @@ def test_a_server_runs_one_variant_that_the_card_knows() -> None:
 
 
 FLAGS = {
-    "run": "--api-key --help --json --output --reference --served-model --set --url --variant -h".split(),
+    "run": "--add --api-key --help --json --output --reference --served-model --set --url --variant --workload -h".split(),
     "compare": "--help --json --subject --tolerance -h".split(),
     "report": "--help --html --markdown --png -h".split(),
 }
@@ -202,6 +251,7 @@ def test_flags_of_bench_are_frozen(what: str) -> None:
 @pytest.mark.parametrize("line, said", [
     ("bench", "required"), ("bench walk", "invalid choice"), ("bench run", "required"), ("bench run demon", "presets are"),
     ("bench run demo --set repeets=3", "did you mean repeats"), ("bench run demo --variant X", "the card has plain"),
+    ("bench run demo --workload X", "the card has six manners"), ("bench run demo --add X", "must be NAME:KEY=VALUE"),
     ("bench run demo --reference nano", "give its --url"), ("bench run demo --output /no/x.json", "no folder"),
     ("bench run demo --url http://h --variant a --variant b", "one way"), ("bench compare a.json", "required"),
     ("bench compare /no/a.json /no/b.json", "cannot be read"), ("bench report /no/a.json", "cannot be read"),

@@ -259,6 +259,16 @@ class LLM:
         )  # fmt: skip
         return twin
 
+    @property
+    def drafter(self) -> Drafter:
+        """What proposes this LLM's tokens."""
+        return self._engine.parts.drafter
+
+    @property
+    def num_prepared(self) -> int:
+        """Rounds so far that took longer because their kind was new and was compiled or captured, see `Runner`."""
+        return self._engine.runner.num_prepared
+
     def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
         """Teacher-forced logits after every token of a text: [T, V] fp32, on the CPU."""
         self._check_open()

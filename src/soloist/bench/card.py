@@ -2,7 +2,8 @@
 
 The file's keys are the fields of Card, Workload and Variant. Three things are shorter than in the schema: `temperature`
 may stand beside the other fields of a workload; a list as `input_tokens` or `temperature` makes one workload of each
-item; and `acceptance` is `off` for drafter none, otherwise `real`, unless it is given.
+item; and unless they are given, a variant with `accept_length` has drafter `scripted` and acceptance `pinned`, and
+`acceptance` is otherwise `off` for drafter none and `real` for any other.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ def presets() -> dict[str, str]:
     return {name: text.splitlines()[0].removeprefix("# ") for name, text in sorted(found.items())}
 
 
-def load_card(source: str, changes: Sequence[str] = ()) -> Card:
-    """Args: source: a preset or a path of a TOML file; changes: `key=value`, see `apply_change`.
+def load_card(source: str, changes: Sequence[str] = (), added: Sequence[str] = ()) -> Card:
+    """Args: source: a preset or a path of a TOML file; changes: `key=value`, see `apply_change`; added: see `add_variant`.
 
     Raises: UserError for what cannot be read, names nothing, or contradicts itself.
     """
@@ -56,6 +57,8 @@ def load_card(source: str, changes: Sequence[str] = ()) -> Card:
     table.setdefault("name", path.stem)
     for change in changes:
         apply_change(table, change)
+    for text in added:
+        add_variant(table, text)
     return card_of(table, source)
 
 
@@ -76,10 +79,7 @@ def apply_change(table: dict[str, Any], change: str) -> None:
     key = key.strip()
     if not equals:
         raise UserError(f"--set {change}: must be KEY=VALUE")
-    try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        parsed = value.strip()
+    parsed = _value(value)
     kind, _, rest = key.partition(".")
     name, _, fieldname = rest.rpartition(".")
     if kind in ("workload", "variant") and name:
@@ -103,6 +103,31 @@ def apply_change(table: dict[str, Any], change: str) -> None:
             names = ", ".join(str(each.get("name")) for each in table.get("variants", []))
             raise UserError(f"--set {key}: belongs to one variant; write variant.NAME.{key}=VALUE, NAME one of {names}")
         _known(key, key, CARD | WORKLOAD | SETTINGS)
+
+
+def add_variant(table: dict[str, Any], text: str) -> None:
+    """`NAME:KEY=VALUE,KEY=VALUE`: one more variant, with fields of Variant and settings of the engine.
+
+    Raises: UserError for a key that is neither.
+    """
+    name, colon, rest = text.partition(":")
+    pairs = [part.partition("=") for part in rest.split(",")]
+    if not name or not colon or not all(equals for _, equals, _ in pairs):
+        raise UserError(f"--add {text}: must be NAME:KEY=VALUE,KEY=VALUE, as NEXTN:drafter=mtp,draft_width=3")
+    variant: dict[str, Any] = {"name": name}
+    for key, _, value in pairs:
+        _known(f"--add {text}", key, VARIANT | SETTINGS)
+        place = variant if key in VARIANT else variant.setdefault("settings", {})
+        place[key] = _value(value)
+    table["variants"] = [*_tables(table, "variants", "the card"), variant]
+
+
+def _value(text: str) -> Any:
+    """Of a TOML value, or the text itself where it is none: names need no quotes."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text.strip()
 
 
 def check(card: Card, source: str) -> None:
@@ -180,6 +205,8 @@ def _expand(raw: dict[str, Any]) -> Iterable[dict[str, Any]]:
 
 
 def _acceptance(raw: dict[str, Any]) -> dict[str, Any]:
+    if "accept_length" in raw:
+        return {"drafter": "scripted", "acceptance": "pinned", **raw}
     return {"acceptance": "off" if raw.get("drafter", "none") == "none" else "real", **raw}
 
 

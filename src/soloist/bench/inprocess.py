@@ -44,7 +44,7 @@ class InProcess:
         if self._before is not None:
             self._before(prompt, sampling)
         assert prompt.token_ids is not None, prompt.name
-        params, compiled = SamplingParams(**sampling), COMPILED.count
+        params, compiled = SamplingParams(**sampling), self._compiled
         begun = time.perf_counter()
         with closing(self.llm.stream(prompt.token_ids, params)) as events:  # type: ignore[type-var]
             for index, event in enumerate(events):
@@ -53,11 +53,16 @@ class InProcess:
                     usage = event.output.usage
                     ending = Ending(
                         event.finish_reason, usage.prompt_tokens, usage.completion_tokens, "engine", usage.cached_tokens,
-                        COMPILED.count - compiled,
+                        self._compiled - compiled,
                     )  # fmt: skip
                 # A round emits its accepted drafts and one token of the model's own; the first event is the prefill's.
                 drafted, accepted = (event.drafted, len(ids) - 1) if index and ids else (None, None)
                 yield Event(t_ms, ids, len(ids), event.text, False, drafted, accepted, event.round_ms, None, ending)
+
+    @property
+    def _compiled(self) -> int:
+        """Kernels compiled in this process, and kinds of rounds that this variant met and captured."""
+        return COMPILED.count + self.llm.num_prepared
 
     @cached_property
     def plain(self) -> LLM:

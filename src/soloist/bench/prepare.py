@@ -7,12 +7,12 @@ import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from soloist.bench.inprocess import LlmEncoder, Models, drafter_label, tokenizer_label, weights_label
 from soloist.bench.machine import read_machine
 from soloist.bench.prompts import Encoder, build_prompts, prompts_sha256
-from soloist.bench.records import Card, Machine
+from soloist.bench.records import Card, Machine, Variant, Workload
 from soloist.bench.target import Prompt, Target
 from soloist.config import environment_threads
 from soloist.errors import UserError
@@ -22,6 +22,9 @@ from soloist.weights.hub import resolve_model_path
 
 if TYPE_CHECKING:
     from soloist.llm import LLM
+
+
+T = TypeVar("T", Variant, Workload)
 
 
 @dataclass
@@ -97,7 +100,7 @@ def prepare_server(card: Card, server: Server, progress: bool = False) -> Bench:
     from soloist.bench.http import HttpTarget
     from soloist.llm import LLM
 
-    card = dataclasses.replace(only_variants(card, [server.variant] if server.variant else []), target="http")
+    card = dataclasses.replace(narrowed(card, [server.variant] if server.variant else []), target="http")
     if len(card.variants) != 1:
         names = ", ".join(v.name for v in card.variants)
         raise UserError(f"a server runs one way, and the card has {names}; say which it was started with: --variant NAME")
@@ -121,15 +124,19 @@ def prepare_server(card: Card, server: Server, progress: bool = False) -> Bench:
     return Bench(card, {variant.name: target}, prompts, machine, None, reference, close)
 
 
-def only_variants(card: Card, names: Sequence[str]) -> Card:
-    """The card with these variants, all of them for no names.   Raises: UserError for one that it does not have."""
-    if not names:
-        return card
-    known = {v.name: v for v in card.variants}
+def narrowed(card: Card, variants: Sequence[str] = (), workloads: Sequence[str] = ()) -> Card:
+    """The card with these variants and workloads, all of them for no names.   Raises: UserError for one it does not have."""
+    return dataclasses.replace(
+        card, variants=_named(card.variants, variants, "variant"), workloads=_named(card.workloads, workloads, "workload")
+    )
+
+
+def _named(items: tuple[T, ...], names: Sequence[str], kind: str) -> tuple[T, ...]:
+    known = {item.name: item for item in items}
     for name in names:
         if name not in known:
-            raise UserError(f"--variant {name}: the card has {', '.join(known)}")
-    return dataclasses.replace(card, variants=tuple(v for v in card.variants if v.name in names))
+            raise UserError(f"--{kind} {name}: the card has {', '.join(known)}")
+    return tuple(item for name, item in known.items() if name in names) if names else items
 
 
 class TokenizerEncoder:

@@ -5,6 +5,7 @@ and every request, and a hash of the card as its label.
 
     soloist bench run demo
     soloist bench run real --set model=smollm2 --output smollm2.json
+    soloist bench run reference --set num_prompts=8 --add 5:accept_length=5,draft_width=7
     soloist bench run reference --url http://localhost:8000 --variant plain --reference nano
     soloist bench compare before.json after.json --subject machine.commit
     soloist bench report after.json --html after.html
@@ -52,7 +53,12 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="changes",
         help="change the card: model=smollm2, repeats=3, threads=2, output_tokens=64, variant.NAME.draft_width=3, ...",
     )  # fmt: skip
-    parser.add_argument("--variant", action="append", default=[], metavar="NAME", help="only this one; may be repeated")
+    parser.add_argument(
+        "--add", action="append", default=[], metavar="NAME:KEY=VALUE,...",
+        help="one more variant, as NEXTN:drafter=mtp,draft_width=3 or big:prefill_chunk=2048",
+    )  # fmt: skip
+    for kind in ("variant", "workload"):
+        parser.add_argument(f"--{kind}", action="append", default=[], metavar="NAME", help="only this one; may be repeated")
     parser.add_argument("--output", type=Path, metavar="FILE", help="the result, default bench-CARD.json")
     parser.add_argument("--url", metavar="URL", help="measure the OpenAI-compatible server there")
     parser.add_argument("--served-model", metavar="NAME", help="the model's name there, default the first it lists")
@@ -86,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     from soloist.bench.card import load_card
 
-    card = load_card(args.card, args.changes)
+    card = load_card(args.card, args.changes, args.add)
     if args.url is None:
         idle = [name for name in ("served_model", "reference", "api_key") if getattr(args, name) is not None]
         if idle:
@@ -97,7 +103,7 @@ def _run(args: argparse.Namespace) -> int:
     if not output.parent.is_dir():
         raise UserError(f"--output {output}: there is no folder {output.parent}; make it first")
 
-    from soloist.bench.prepare import Server, only_variants
+    from soloist.bench.prepare import Server, narrowed
     from soloist.bench.run import run_card
     from soloist.bench.table import run_lines
 
@@ -105,7 +111,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.url is not None:
         server = Server(args.url, (args.variant or [None])[0], args.served_model, args.reference, args.api_key)
     command = shlex.join(["soloist", "bench", *_shown(sys.argv[2:], args.api_key)])
-    done = run_card(only_variants(card, args.variant), output, command, progress=True, server=server)
+    done = run_card(narrowed(card, args.variant, args.workload), output, command, progress=True, server=server)
     if args.json:
         lean = dataclasses.replace(done, requests=tuple(dataclasses.replace(r, blocks=()) for r in done.requests))
         print(json.dumps(dataclasses.asdict(lean)))

@@ -47,10 +47,13 @@ class GraphRunner:
 
     def __init__(self, parts: Parts):
         self.parts = parts
-        self.num_captured = 0
         self._graphs: dict[Key, Captured] = {}
         self._met: set[Key] = set()
         self._results: deque[InFlight] = deque()
+
+    @property
+    def num_prepared(self) -> int:
+        return len(self._met) + len(self._graphs)
 
     def launch(self, sampler: Sampler, bound: int, width: int, follow: Follow | None = None) -> None:
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -91,7 +94,6 @@ class GraphRunner:
             with torch.cuda.graph(graph):
                 output = decode_round(self.parts, sampler, bound, width)
             self._graphs[key] = Captured(graph, output)
-            self.num_captured += 1
         captured = self._graphs[key]
 
         def replay() -> RoundOutput:

@@ -44,7 +44,12 @@ class RoundResult:
 
 
 class Runner(Protocol):
+    """num_prepared: how often a round took longer because its kind was new and was compiled or captured."""
+
     lookahead: int
+
+    @property
+    def num_prepared(self) -> int: ...
 
     def launch(self, sampler: Sampler, bound: int, width: int, follow: Follow | None = None) -> None:
         """Start the next round; `bound`, `width` and `follow` as in `decode_round`."""
@@ -63,6 +68,7 @@ class EagerRunner:
     """Runs the round as it is written, op by op."""
 
     lookahead = 0
+    num_prepared = 0
 
     def __init__(self, parts: Parts):
         self.parts = parts
