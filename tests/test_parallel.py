@@ -24,10 +24,13 @@ from soloist import LLM, SamplingParams
 from soloist.config import EngineConfig
 from soloist.dist.channel import Follower, Leader, accept, connect, listen
 from soloist.dist.group import Lone
-from soloist.dist.share import Cut, Share, argmax_columns, columns, gather_columns, share
+from soloist.dist.share import Cut, Share, columns, gather_columns, share
+from soloist.dist.vocabulary import Logits
 from soloist.errors import RankLost, UserError
 from soloist.models.decoder import Decoder
 from soloist.models.registry import load_decoder, read_config
+from soloist.ops.pick import Noise
+from soloist.ops.pick_part import pick_part
 from soloist.runtime.assemble import resolve
 from soloist.testing.checkpoints import write_checkpoint
 from soloist.testing.configs import CONFIGS
@@ -253,18 +256,16 @@ class Table(Lone):
         return torch.stack([x if rank == self.rank else other for rank, other in enumerate(self.others)])
 
 
-def test_the_best_of_the_ranks_columns_is_the_lowest_of_the_best() -> None:
-    scores = torch.tensor([[0.0, 2, 2, 2, 1], [5, 5, 1, 5, 5], [0, 0, 0, 0, 9]])
-    pairs = []
-    for rank in range(2):
-        mine = share(5, Lone(2, rank))
-        part = columns(scores, mine)
-        best = part.argmax(-1)
-        assert isinstance(mine, Share)
-        pairs.append(torch.stack((part.gather(1, best[:, None])[:, 0].double(), (best + mine.start).double())))
-    for rank in range(2):
-        mine = share(5, Table(2, rank, pairs))
-        assert argmax_columns(columns(scores, mine), mine).tolist() == [1, 0, 4]
+@pytest.mark.parametrize("noise", [None, (torch.tensor([0.7]), torch.tensor([12]))])
+def test_ranks_pick_from_their_columns_what_one_picks_from_all(noise: Noise | None) -> None:
+    """Of equals the lowest token, whichever rank has it."""
+    scores = torch.randn(16, 101, generator=torch.Generator().manual_seed(1)).mul(3).round()
+    places, whole = torch.arange(40, 56), Logits(scores, 101)
+    shares = [share(101, Lone(3, rank)) for rank in range(3)]
+    parts = [pick_part(columns(scores, s), places, noise, s.start) for s in shares if isinstance(s, Share)]
+    for rank in range(3):
+        mine = share(101, Table(3, rank, parts))
+        assert torch.equal(Logits(columns(scores, mine), mine).pick(places, noise), whole.pick(places, noise))
 
 
 def test_gathered_columns_are_the_whole_row() -> None:

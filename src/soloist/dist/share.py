@@ -85,17 +85,3 @@ def gather_columns(x: torch.Tensor, size: int) -> torch.Tensor:
     padded = torch.nn.functional.pad(x, (0, max(blocks) - x.shape[-1]))
     parts = size.group.all_gather(padded)
     return torch.cat([part[..., :n] for part, n in zip(parts, blocks, strict=True)], -1)
-
-
-def argmax_columns(scores: torch.Tensor, size: int) -> torch.Tensor:
-    """The token with the highest score, the lowest of equals: [T, share of V] fp32 -> [T] int64.
-
-    Ranks exchange their best pair (score, token): two numbers a row, which fp64 holds exactly.
-    """
-    best = scores.argmax(-1)
-    if not isinstance(size, Share):
-        return best
-    score = scores.gather(-1, best[:, None])[:, 0]
-    pairs = size.group.all_gather(torch.stack((score.double(), (best + size.start).double())))
-    winner = pairs[:, 0].argmax(0)
-    return pairs[:, 1].gather(0, winner[None])[0].long()

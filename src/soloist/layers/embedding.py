@@ -17,7 +17,4 @@ class Embedding(Vector):
         rows = self.shape[0]
         if not isinstance(rows, Share):
             return embed(ids, self.weight)
-        places = ids - rows.start
-        here = (places >= 0) & (places < int(rows))
-        found = self.weight.index_select(0, places.clamp(0, int(rows) - 1))
-        return rows.group.all_reduce(found.where(here[:, None], 0.0))
+        return rows.group.all_reduce(embed(ids, self.weight, rows.start))

@@ -10,7 +10,7 @@ from torch import nn
 
 from soloist.config import BlockConfig, KdaConfig, ModelConfig, RopeConfig
 from soloist.dist.group import SOLO, Group
-from soloist.dist.share import gather_columns
+from soloist.dist.vocabulary import Logits
 from soloist.layers.embedding import Embedding
 from soloist.layers.feed_forward import build_feed_forward
 from soloist.layers.linear import Linear, Stream, Vector
@@ -149,6 +149,10 @@ class Decoder(nn.Module):
         hidden = stream.normed((self.norm.weight, self.config.norm_eps))
         return Output(ids, window, hidden, tuple(tapped))
 
+    def score(self, hidden: torch.Tensor) -> Logits:
+        """The head's product with hidden [T, D] after the final norm; of a shared one this rank's columns."""
+        return Logits(self.head(hidden).float(), self.columns)
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [T, D] after the final norm -> [T, V] fp32, on every rank."""
-        return gather_columns(self.head(hidden).float(), self.columns)
+        return self.score(hidden).whole

@@ -24,19 +24,22 @@ def mix(h: torch.Tensor) -> torch.Tensor:
     return h ^ (h >> 16)
 
 
-def _case(T: int, V: int) -> Case:
-    return case(lambda g: {"positions": torch.arange(7, 7 + T), "seed": torch.tensor([-5]), "vocab": V}, f"T{T}-V{V}")
+def _case(T: int, V: int, first: int) -> Case:
+    def draw(g: torch.Generator) -> dict[str, object]:
+        return {"positions": torch.arange(7, 7 + T), "seed": torch.tensor([-5]), "vocab": V, "first": first}
+
+    return case(draw, f"T{T}-V{V}-{first}")
 
 
-@op(cases=[_case(1, 101), _case(16, 1000)], rows="positions")
-def gumbel(positions: torch.Tensor, seed: torch.Tensor, vocab: int) -> torch.Tensor:
-    """Standard Gumbel noise for every token at every position.
+@op(cases=[_case(1, 101, 0), _case(16, 1000, 77)], rows="positions")
+def gumbel(positions: torch.Tensor, seed: torch.Tensor, vocab: int, first: int = 0) -> torch.Tensor:
+    """Standard Gumbel noise for `vocab` tokens from `first` on at every position.
 
     Args: positions [T] int64, the place the picked token will take; seed [1] int64.   Returns: [T, vocab] fp32.
     """
     key = mix((seed & _MASK) ^ mix(((seed >> 32) & _MASK) + _GOLDEN))
     key = mix(key ^ mix((positions * _GOLDEN + 1) & _MASK))  # [T]
-    token = torch.arange(vocab, device=positions.device)
+    token = torch.arange(first, first + vocab, device=positions.device)
     bits = mix((token * _GOLDEN & _MASK) ^ key[:, None])
     bits = mix((bits + key[:, None]) & _MASK)
     # A small uniform makes a large value, and fp32 keeps all bits of small ones; 1 would make minus infinity.

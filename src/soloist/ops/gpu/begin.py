@@ -60,18 +60,20 @@ def _rotation(positions: torch.Tensor, inverse: torch.Tensor, scale: float) -> t
 
 
 @triton.jit
-def embed_kernel(ids_ptr, weight_ptr, out_ptr, D, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def embed_kernel(ids_ptr, weight_ptr, out_ptr, V, D, first, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """weight [V, D]: the rows of the tokens from `first` on."""
     t = tl.program_id(0)
     d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     depend(PDL)
-    row = tl.load(weight_ptr + tl.load(ids_ptr + t) * D + d, mask=d < D)
+    place = tl.load(ids_ptr + t) - first
+    row = tl.load(weight_ptr + place * D + d, mask=(d < D) & (place >= 0) & (place < V), other=0.0)
     tl.store(out_ptr + t.to(tl.int64) * D + d, row, mask=d < D)
 
 
 @embed.impl("triton", on="cuda")
-def _embed(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    T, D = ids.shape[0], weight.shape[1]
+def _embed(ids: torch.Tensor, weight: torch.Tensor, first: int | None = None) -> torch.Tensor:
+    T, (V, D) = ids.shape[0], weight.shape
     out = torch.empty((T, D), dtype=weight.dtype, device=weight.device)
-    launch(embed_kernel, (T, -(-D // BLOCK)), ids.contiguous(), weight, out, D, BLOCK=BLOCK, device=weight.device,
+    launch(embed_kernel, (T, -(-D // BLOCK)), ids.contiguous(), weight, out, V, D, first or 0, BLOCK=BLOCK, device=weight.device,
            num_warps=4)  # fmt: skip
     return out

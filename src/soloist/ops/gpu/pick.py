@@ -54,12 +54,13 @@ def noise_of(key, token):
 
 @triton.jit
 def best_kernel(
-    scores_ptr, place_ptr, temperature_ptr, seed_ptr, best_ptr, token_ptr, V,
+    scores_ptr, place_ptr, temperature_ptr, seed_ptr, best_ptr, token_ptr, V, first,
     AHEAD: tl.constexpr, NOISY: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (c, t): of row t's chunk c the best score after noise, its token, and the largest score before noise.
 
-    best [2, T, C] fp32: after noise, before; token [T, C] int32. Row t takes the place place[t] + AHEAD.
+    best [2, T, C] fp32: after noise, before; token [T, C] int32, the number of its column. Row t takes the place
+    place[t] + AHEAD; column 0 is the token `first`.
     """
     c = tl.program_id(0)
     t = tl.program_id(1)
@@ -70,7 +71,7 @@ def best_kernel(
     if NOISY:
         peak = tl.max(x, 0)
         key = noise_key(tl.load(seed_ptr), tl.load(place_ptr + t) + AHEAD)
-        drawn = (x - peak) / tl.load(temperature_ptr) + noise_of(key, token)
+        drawn = (x - peak) / tl.load(temperature_ptr) + noise_of(key, token + first)
         x = tl.where(x > float("-inf"), drawn, float("-inf"))
         tl.store(best_ptr + tl.num_programs(0) * tl.num_programs(1) + out, peak)
     best = tl.max(x, 0)
@@ -106,7 +107,7 @@ def pick_kernel(
 
 
 def best_of_chunks(
-    scores: torch.Tensor, places: torch.Tensor, noise: Noise | None, ahead: int
+    scores: torch.Tensor, places: torch.Tensor, noise: Noise | None, ahead: int, first: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The first stage: (best [2, T, C] fp32, token [T, C] int32), see `best_kernel`."""
     T, V = scores.shape
@@ -114,7 +115,7 @@ def best_of_chunks(
     best = torch.empty((2, T, C), dtype=torch.float32, device=scores.device)
     token = torch.empty((T, C), dtype=torch.int32, device=scores.device)
     temperature, seed = (scores, places) if noise is None else noise
-    launch(best_kernel, (C, T), scores.contiguous(), places, temperature, seed, best, token, V,
+    launch(best_kernel, (C, T), scores.contiguous(), places, temperature, seed, best, token, V, first,
            AHEAD=ahead, NOISY=noise is not None, CHUNK=CHUNK, device=scores.device, num_warps=4)  # fmt: skip
     return best, token
 
@@ -131,18 +132,18 @@ def _pick(scores: torch.Tensor, places: torch.Tensor, noise: Noise | None) -> to
 
 
 @triton.jit
-def gumbel_kernel(place_ptr, seed_ptr, out_ptr, V, CHUNK: tl.constexpr, PDL: tl.constexpr):
+def gumbel_kernel(place_ptr, seed_ptr, out_ptr, V, first, CHUNK: tl.constexpr, PDL: tl.constexpr):
     t = tl.program_id(1)
     token = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
     depend(PDL)
     key = noise_key(tl.load(seed_ptr), tl.load(place_ptr + t))
-    tl.store(out_ptr + t * V + token, noise_of(key, token), mask=token < V)
+    tl.store(out_ptr + t * V + token, noise_of(key, token + first), mask=token < V)
 
 
 @gumbel.impl("triton", on="cuda")
-def _gumbel(positions: torch.Tensor, seed: torch.Tensor, vocab: int) -> torch.Tensor:
+def _gumbel(positions: torch.Tensor, seed: torch.Tensor, vocab: int, first: int = 0) -> torch.Tensor:
     T = positions.shape[0]
     out = torch.empty((T, vocab), dtype=torch.float32, device=positions.device)
-    launch(gumbel_kernel, (-(-vocab // CHUNK), T), positions, seed, out, vocab, CHUNK=CHUNK, device=positions.device,
-           num_warps=4)  # fmt: skip
+    launch(gumbel_kernel, (-(-vocab // CHUNK), T), positions, seed, out, vocab, first, CHUNK=CHUNK,
+           device=positions.device, num_warps=4)  # fmt: skip
     return out
