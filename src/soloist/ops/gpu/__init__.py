@@ -10,7 +10,10 @@ Rules for every kernel here:
 
 from importlib import import_module
 
-MODULES = ("rms_norm", "linear", "moe", "kda", "pick", "pick_part", "finish", "begin", "ngram", "mla", "gqa", "kda_chunk")
+MODULES = (
+    "rms_norm", "linear", "moe", "kda", "pick", "pick_part", "finish", "begin", "ngram",
+    "mla", "gqa", "kda_chunk", "row_steps", "route", "moe_experts",
+)  # fmt: skip
 
 for _module in MODULES:
     import_module(f"soloist.ops.gpu.{_module}")

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from soloist.ops.gpu.launch import depend, launch, next_power_of_2
+from soloist.ops.gpu.row_steps import gated_norm
 from soloist.ops.linear import MANY_ROWS, Weight, linear
 from soloist.ops.norm_linear import add_norm_gate_up, add_norm_linear, gated_norm_linear
 
@@ -220,5 +221,5 @@ def _add_norm_gate_up(residual, branch, norm, weight, limit=0.0):  # type: ignor
 @gated_norm_linear.impl("triton", on="cuda")
 def _gated_norm_linear(o, gate, norm, weight):  # type: ignore[no-untyped-def]
     if not few(o):
-        return gated_norm_linear.reference(o, gate, norm, weight)
+        return torch.nn.functional.linear(gated_norm(o, gate, norm), weight)
     return run("gated", o.reshape(o.shape[0], -1), None, norm[0], gate, weight, None, norm[1], group=o.shape[2])[0]
