@@ -36,6 +36,7 @@ FROZEN = {
     "generate": [*ALWAYS, *ENGINE_FLAGS, *SAMPLING_FLAGS, *PROMPT_FLAGS, *SHAPE_FLAGS, "--compare"],
     "chat": [*ALWAYS, *ENGINE_FLAGS, *SAMPLING_FLAGS, "--system"],
     "explain": [*ALWAYS, *ENGINE_FLAGS],
+    "profile": [*ALWAYS, *ENGINE_FLAGS, "--context", "--rounds", "--rows", "--trace"],
     "serve": ["--help", "-h", *ENGINE_FLAGS, *SERVER_FLAGS],
     "bench": ["--help", "-h"],
     "doctor": [*ALWAYS, "--model", "-m"],

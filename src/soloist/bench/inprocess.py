@@ -62,7 +62,7 @@ class InProcess:
     @property
     def _compiled(self) -> int:
         """Kernels compiled in this process, and kinds of rounds that this variant met and captured."""
-        return COMPILED.count + self.llm.num_prepared
+        return COMPILED.count + self.llm.engine.runner.num_prepared
 
     @cached_property
     def plain(self) -> LLM:
@@ -111,7 +111,7 @@ class Models:
         path = self._folder / f"{variant.name}.script.json"
         write_script(path, [0])
         scripted = llm.with_drafter("scripted", str(path), width)
-        drafter = scripted.drafter
+        drafter = scripted.engine.parts.drafter
         assert isinstance(drafter, ScriptedDrafter)
         scripts: dict[str, list[int]] = {}
 
@@ -226,5 +226,5 @@ def memory_rate(llm: LLM) -> float:
 def limit_of(llm: LLM, rate: float) -> Callable[[float], float]:
     """Context -> milliseconds that the bytes of one token of plain decoding take at `rate`, see runtime/traffic.py."""
     dtype = getattr(torch, llm.plan.dtype)
-    short, long = (token_traffic(llm.model_config, dtype, context).total_bytes for context in (0, 1024))
+    short, long = (token_traffic(llm.model_config, dtype, at, llm.group).total_bytes for at in (0, 1024))
     return lambda context: (short + (long - short) * context / 1024) / rate * 1e3

@@ -21,6 +21,7 @@ COMMANDS = {
     "chat": "talk with a model in the terminal",
     "serve": "serve a model with OpenAI's API",
     "bench": "measure a workload card, compare runs, write reports",
+    "profile": "show where the time of one round goes, op by op",
     "train": "train nano, its NEXTN layer or a DSpark drafter",
     "explain": "show how a model would run here, op by op, and what bounds its speed",
     "doctor": "say why this machine will be slow, and what to do about it",

@@ -7,7 +7,8 @@ what was chosen. Cases feed one generic test, the benchmark and the docs table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -57,6 +58,34 @@ class Op:
         if device_type not in self._chosen:
             self.choose(device_type)
         return self._chosen[device_type][1](x, *args, **kwargs)
+
+
+Around = Callable[[Op, tuple[Any, ...], dict[str, Any]], AbstractContextManager[None]]
+
+
+@contextmanager
+def observed(device_type: str, around: Around) -> Iterator[None]:
+    """While it lasts every call of an op on this device type, those inside other ops too, runs within
+    `around(op, args, kwargs)`. Costs nothing when it does not last.
+    """
+
+    def within(each: Op, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with around(each, args, kwargs):
+                return function(*args, **kwargs)
+
+        return call
+
+    for each in REGISTRY.values():
+        each.choose(device_type)
+    before = {each: each._chosen[device_type] for each in REGISTRY.values()}
+    for each, (name, function) in before.items():
+        each._chosen[device_type] = (name, within(each, function))
+    try:
+        yield
+    finally:
+        for each, chosen in before.items():
+            each._chosen[device_type] = chosen
 
 
 def op(
