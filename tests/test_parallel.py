@@ -21,6 +21,10 @@ import pytest
 import torch
 
 from soloist import LLM, SamplingParams
+from soloist.bench.card import load_card
+from soloist.bench.flags import find_flags
+from soloist.bench.machine import read_machine
+from soloist.cli.answer import summary
 from soloist.config import EngineConfig
 from soloist.dist.channel import Follower, Leader, accept, connect, listen
 from soloist.dist.group import Lone
@@ -32,8 +36,11 @@ from soloist.models.registry import load_decoder, read_config
 from soloist.ops.pick import Noise
 from soloist.ops.pick_part import pick_part
 from soloist.runtime.assemble import resolve
+from soloist.runtime.traffic import token_traffic
+from soloist.server.generation import plan_meta
 from soloist.testing.checkpoints import write_checkpoint
 from soloist.testing.configs import CONFIGS
+from soloist.weights import shapes
 from soloist.weights.checkpoint import open_checkpoint
 
 PROMPT = [5, 17, 88, 3, 41, 17, 60, 5, 17, 88]
@@ -281,8 +288,31 @@ def test_a_lone_rank_runs_and_says_that_it_is_alone() -> None:
         said = served.generate(PROMPT, GREEDY).token_ids
         assert len(said) == 12 and said != answers(folder("ling-mtp"))[0][0], "sums must matter"
         assert "communication is left out" in served.plan.ranks
+        assert "communication is left out" in summary(served.generate(PROMPT, GREEDY), served.plan)
+        assert "communication is left out" in plan_meta(served)["ranks"]
     whole, _ = resolve(EngineConfig(folder("ling-mtp"), device="cpu"), open_checkpoint(folder("ling-mtp")))
     assert served.plan.parameter_bytes < 0.5 * whole.parameter_bytes
+
+
+def test_a_benchmark_of_a_lone_rank_is_labelled_and_limited_by_its_own_bytes() -> None:
+    card, machine = load_card("demo", ["tp_rank_of=4"]), read_machine(1)
+    assert "one rank alone" in {flag.kind for flag in find_flags(card, machine, (), (), (), False, False)}
+    assert "one rank alone" not in {flag.kind for flag in find_flags(load_card("demo"), machine, (), (), (), False, False)}
+    config = read_config(CONFIGS["ling-mtp"])
+    whole, part = (token_traffic(config, torch.float32, 64, group).total_bytes for group in (Lone(1), Lone(4)))
+    assert part < 0.5 * whole
+
+
+def test_random_weights_differ_between_ranks_where_they_are_shared_out_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(shapes.CONFIGS, "small", CONFIGS["ling-mtp"])
+    checkpoint = open_checkpoint("shapes:small")
+    config = read_config(checkpoint.config)
+    ranks = [load_decoder(checkpoint, config, torch.bfloat16, torch.device("cpu"), group=Lone(2, rank)) for rank in (0, 1)]
+    assert torch.equal(*(rank.norm.weight for rank in ranks))
+    one, other = (rank.layers[-1].mlp for rank in ranks)
+    assert torch.equal(one.router.weight, other.router.weight)
+    assert one.experts.down.shape == other.experts.down.shape and not torch.equal(one.experts.down, other.experts.down)
+    assert one.experts.down.float().std().item() == pytest.approx(config.blocks[-1].mlp.width**-0.5, rel=0.05)
 
 
 def test_flash_is_planned_without_its_weights() -> None:

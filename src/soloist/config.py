@@ -239,6 +239,11 @@ class Plan:
     ranks: str = "1"
     exchange: str = "none"
 
+    @property
+    def caveat(self) -> str | None:
+        """What nothing of this run may be quoted without."""
+        return f"rank {self.ranks}" if "alone" in self.ranks else None
+
 
 def engine_fields() -> tuple[dataclasses.Field[Any], ...]:
     """The fields of EngineConfig, from which the command line makes its flags."""

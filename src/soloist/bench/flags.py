@@ -16,6 +16,7 @@ FLAGS = {
     "text differs": "a variant wrote another text than plain decoding: it has no speed-up",
     "failed requests": "requests ended with an error, and are left out of every number",
     "synthetic acceptance": "a variant's acceptance was pinned: it says nothing of any drafter",
+    "one rank alone": "one of several ranks ran, without the others and without communication; its text means nothing",
     "random weights": "times hold for the shapes; text and acceptance mean nothing",
     "cold": "no warm-up, or the first request of a variant was slower than the others",
     "compiled": "kernels were compiled, or loaded for the first time, during measured requests",
@@ -82,6 +83,10 @@ def _of_card(card: Card) -> list[Flag]:
         found.append(Flag("synthetic acceptance", named))
     if card.random_weights:
         found.append(Flag("random weights", card.model))
+    settings = [card.settings, *(v.settings for v in card.variants)]
+    sizes = sorted({each["tp_rank_of"] for each in settings if each.get("tp_rank_of")})
+    if sizes:
+        found.append(Flag("one rank alone", f"rank 0 of {', '.join(map(str, sizes))}"))
     if card.warm_up == 0:
         found.append(Flag("cold", "the card asks for no warm-up"))
     return found

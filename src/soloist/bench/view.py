@@ -104,6 +104,8 @@ def labels(run: RunFile) -> tuple[str, ...]:
         found.append("FAILED: a check did not pass; no speed-up may be quoted")
     if run.partial:
         found.append("PARTIAL: the run was ended before its time")
+    if any(flag.kind == "one rank alone" for flag in run.flags):
+        found.append("ONE RANK ALONE: times are those of its computation, without communication; the text means nothing")
     if run.card.random_weights:
         found.append("RANDOM WEIGHTS: times are those of the shapes, acceptance means nothing")
     synthetic = [v.name for v in run.card.variants if v.synthetic]

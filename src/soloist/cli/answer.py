@@ -70,7 +70,8 @@ def summary(output: Output, plan: Plan) -> str:
         parts.append(f"acceptance length {times.acceptance_length:.2f}, {round_ms:.2f} ms per round")
         if times.speedup is not None:
             parts.append(f"{times.speedup:.2f}x plain rounds of {times.plain_round_ms:.2f} ms")
-    return " | ".join([*parts, _ending(output, plan)])
+    parts.append(_ending(output, plan))
+    return " | ".join(parts if plan.caveat is None else [*parts, plan.caveat])
 
 
 def _prompt(output: Output) -> str:

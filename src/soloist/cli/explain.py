@@ -30,15 +30,21 @@ def run(args: argparse.Namespace) -> int:
 
     import torch
 
-    from soloist.runtime.assemble import DTYPES
+    from soloist.dist.launch import outline
+    from soloist.dist.place import is_follower
+    from soloist.runtime.assemble import DTYPES, measure_exchange
     from soloist.runtime.traffic import read_rate, token_traffic
 
     plan, model = resolved(config)
-    device = torch.device(plan.device)
+    device, group = torch.device(plan.device), outline(config.tensor_parallel, config.tp_rank_of)
+    if config.tensor_parallel > 1 and device.type == "cuda":
+        plan = dataclasses.replace(plan, exchange=measure_exchange(config, device))
+    if is_follower(config.tensor_parallel):
+        return 0
     if device.type == "cpu":
         torch.set_num_threads(plan.threads)
     places = sorted({min(context, plan.context_length) for context in (*CONTEXTS, plan.context_length)})
-    traffic = [token_traffic(model, DTYPES[plan.dtype], context) for context in places]
+    traffic = [token_traffic(model, DTYPES[plan.dtype], context, group) for context in places]
     record = explanation(plan, model, traffic, read_rate(device), op_table(device.type))
     print(json.dumps(record) if args.json else "\n\n".join(as_text(record)))
     return 0

@@ -100,7 +100,7 @@ def _lead_children(size: int, device: torch.device, settings: Mapping[str, Any])
         except BaseException:
             _end(children)
             raise
-    group = Ranks(0, size, Leader(peers, _escape(device)), _exchange(device), on_close=lambda: _end(children))
+    group = Ranks(0, size, Leader(peers, _escape(device)), backend(device), on_close=lambda: _end(children))
     store = TCPStore(LOOPBACK, 0, size, True, wait_for_workers=False)
     group.broadcast_object({"store": store.port})
     _meet(0, size, device, store)
@@ -132,7 +132,7 @@ def _join(place: RankPlace, device: torch.device) -> Ranks:
         channel = Follower(connect(host, int(port), token, place.rank, JOIN_S))
         meeting = channel.hear()
         _meet(place.rank, place.size, device, TCPStore(host, meeting["store"], place.size, False))
-        return Ranks(place.rank, place.size, channel, _exchange(device))
+        return Ranks(place.rank, place.size, channel, backend(device))
     _meet(place.rank, place.size, device, None)  # by torchrun
     address: list[Any] = [None]
     if place.rank == 0:
@@ -140,10 +140,10 @@ def _join(place: RankPlace, device: torch.device) -> Ranks:
         with listen(place.master) as server:
             dist.broadcast_object_list([[place.master, server.getsockname()[1], token]], device=_meeting_device(device))
             peers = accept(server, token, place.size, JOIN_S, lambda: None)
-        return Ranks(0, place.size, Leader(peers, _escape(device)), _exchange(device))
+        return Ranks(0, place.size, Leader(peers, _escape(device)), backend(device))
     dist.broadcast_object_list(address, device=_meeting_device(device))
     host, port, token = address[0]
-    return Ranks(place.rank, place.size, Follower(connect(host, port, token, place.rank, JOIN_S)), _exchange(device))
+    return Ranks(place.rank, place.size, Follower(connect(host, port, token, place.rank, JOIN_S)), backend(device))
 
 
 def _meet(rank: int, size: int, device: torch.device, store: TCPStore | None) -> None:
@@ -151,15 +151,15 @@ def _meet(rank: int, size: int, device: torch.device, store: TCPStore | None) ->
     if device.type == "cuda":
         torch.cuda.set_device(device)
         where["device_id"] = device
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(seconds=EXCHANGE_S), **where)
+    dist.init_process_group(backend(device).lower(), timeout=timedelta(seconds=EXCHANGE_S), **where)
 
 
 def _meeting_device(device: torch.device) -> torch.device | None:
     return device if device.type == "cuda" else None
 
 
-def _exchange(device: torch.device) -> str:
+def backend(device: torch.device) -> str:
+    """What carries the ranks' exchanges."""
     return "NCCL" if device.type == "cuda" else "gloo"
 
 

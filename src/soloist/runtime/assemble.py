@@ -11,7 +11,7 @@ import torch
 
 from soloist.config import MAX_WINDOW, EngineConfig, ModelConfig, Plan, environment_threads
 from soloist.dist.group import Group
-from soloist.dist.launch import local_rank, open_group, outline
+from soloist.dist.launch import backend, local_rank, open_group, outline
 from soloist.drafters.registry import build_drafter, choose_drafter, is_auto, most_drafted, width_choice
 from soloist.errors import UserError
 from soloist.models.decoder import Decoder
@@ -49,6 +49,8 @@ def assemble(config: EngineConfig, checkpoint: Checkpoint, progress: bool = Fals
     progress = progress and group.rank == 0
     if progress and plan.parameter_bytes > QUIET_BYTES:
         print(memory_line(plan, free), file=sys.stderr)
+    if progress and plan.caveat is not None:
+        print(f"soloist: {plan.caveat}", file=sys.stderr)
     plan = dataclasses.replace(plan, exchange=group.exchange)
     try:
         return Assembled(build(plan, config, checkpoint, model_config, group, progress), plan, model_config, group)
@@ -113,7 +115,7 @@ def resolve(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Plan, ModelCo
         page_size=PAGE_SIZE,
         state_bytes=sequence.state_bytes(),
         ranks=describe_ranks(config, group),
-        exchange=group.exchange if config.tensor_parallel == 1 else "chosen when the ranks meet",
+        exchange=_known_exchange(config, device, group),
     )
     return plan, model_config
 
@@ -177,6 +179,19 @@ def parameter_bytes(checkpoint: Checkpoint, decoder: Decoder) -> int:
 def kept_bytes(config: EngineConfig) -> int:
     """Nothing with several ranks: their shares may differ in bytes, and then each would forget something else."""
     return config.prefix_cache_bytes if config.tensor_parallel == 1 else 0
+
+
+def _known_exchange(config: EngineConfig, device: torch.device, group: Group) -> str:
+    if config.tensor_parallel == 1:
+        return group.exchange
+    return "chosen when the ranks meet" if device.type == "cuda" else backend(device)
+
+
+def measure_exchange(config: EngineConfig, device: torch.device) -> str:
+    """Let the ranks meet without a model: how their sums would travel, by the times of both ways."""
+    group = open_group(config.tensor_parallel, None, device, {"meet": str(device.type)})
+    group.close()
+    return group.exchange
 
 
 def describe_ranks(config: EngineConfig, group: Group) -> str:

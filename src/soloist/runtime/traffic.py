@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from soloist.config import ModelConfig, MoeConfig
+from soloist.dist.group import SOLO, Group
 from soloist.models.decoder import Decoder
 from soloist.state.sequence import CacheSpec, PagedSpec
 
@@ -30,9 +31,11 @@ class Traffic:
         return self.weight_bytes + self.state_bytes
 
 
-def token_traffic(config: ModelConfig, dtype: torch.dtype, context: int) -> Traffic:
-    """Count from shapes alone. Of experts the chosen share counts, of an untied embedding one row, of MTP nothing."""
-    decoder = Decoder(config, dtype, torch.device("meta"))
+def token_traffic(config: ModelConfig, dtype: torch.dtype, context: int, group: Group = SOLO) -> Traffic:
+    """Count from shapes alone, for one rank of a group. Of experts the chosen share counts, of an untied embedding one
+    row, of MTP nothing.
+    """
+    decoder = Decoder(config, dtype, torch.device("meta"), group)
     weight_bytes = active = 0.0
     for name, weight in decoder.named_parameters():
         used = weight.numel() * _used_share(name, config)

@@ -193,5 +193,5 @@ def request_id(exchange: Exchange, prefix: str) -> str:
 def plan_meta(llm: LLM) -> dict[str, Any]:
     """What a model's card says beside its context length."""
     plan = asdict(llm.plan)
-    names = "architecture num_parameters dtype device device_name drafter draft_width acceptance prefill_chunk"
+    names = "architecture num_parameters dtype device device_name drafter draft_width acceptance prefill_chunk ranks"
     return {name: plan[name] for name in names.split()}

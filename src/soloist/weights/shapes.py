@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from soloist.dist.share import Share, whole
 from soloist.errors import UserError
+from soloist.text.source import TokenizerSource
 from soloist.weights.checkpoint import TensorInfo
-from soloist.weights.loader import model_slots
+from soloist.weights.loader import model_shapes, model_slots
 
 PREFIX = "shapes:"
 SEED = 20261203
@@ -76,8 +78,8 @@ class Shapes:
         self.config = dict(CONFIGS[name])
         self.generation_config: dict[str, Any] = {}
         self.tensors: dict[str, TensorInfo] = {}
-        self.tokenizer_source = None
-        self.eos_token_ids = (int(self.config["eos_token_id"]),)
+        self.tokenizer_source: TokenizerSource | None = None
+        self.eos_token_ids: tuple[int, ...] = (int(self.config["eos_token_id"]),)
 
     def read(self, name: str, cuts: Any = ()) -> torch.Tensor:
         raise UserError(f"{self.path} has no tensors, {name} neither; it is filled with random numbers")
@@ -90,9 +92,15 @@ class Shapes:
 
 
 def fill_random(model: nn.Module) -> None:
-    """Draw every slot where it lies, by a seed of its own place in the model."""
-    for number, (target, view) in enumerate(model_slots(model).items()):
-        generator = torch.Generator(view.device).manual_seed(SEED + number)
+    """Draw every slot where it lies, by a seed of its own place in the model; of a tensor that ranks share each draws its
+    part by a seed of its own, and what all hold is equal.
+    """
+    slots = model_slots(model)
+    for number, (target, shape) in enumerate(model_shapes(model).items()):
+        if target not in slots:
+            continue
+        view, part = slots[target], sum(size.start for size in shape if isinstance(size, Share))
+        generator = torch.Generator(view.device).manual_seed(SEED + number + part * 1_000_003)
         if "a_log" in target:
             view.uniform_(0.0, 2.5, generator=generator)
         elif "norm" in target:
@@ -102,4 +110,4 @@ def fill_random(model: nn.Module) -> None:
         elif "embed" in target:
             view.normal_(0.0, 1.0, generator=generator)
         else:
-            view.normal_(0.0, view.shape[-1] ** -0.5, generator=generator)
+            view.normal_(0.0, whole(shape[-1]) ** -0.5, generator=generator)
