@@ -21,7 +21,7 @@ from soloist.drafters.registry import build_drafter, choose_drafter, is_auto, wi
 from soloist.errors import UserError
 from soloist.ops.accept import STOPPED
 from soloist.runtime.assemble import assemble
-from soloist.runtime.engine import FINISH, Request
+from soloist.runtime.engine import FINISH, Engine, Request
 from soloist.runtime.ranks import follow, in_step, lead
 from soloist.runtime.runner import RoundResult, TokenLogprobs
 from soloist.runtime.statistics import RequestClock, Timings
@@ -112,6 +112,11 @@ class LLM:
             self._follow()
 
     plan: Plan
+
+    @property
+    def group(self) -> Group:
+        """The ranks that run this model."""
+        return self._group
 
     @property
     def group(self) -> Group:
@@ -265,14 +270,10 @@ class LLM:
         return twin
 
     @property
-    def drafter(self) -> Drafter:
-        """What proposes this LLM's tokens."""
-        return self._engine.parts.drafter
-
-    @property
-    def num_prepared(self) -> int:
-        """Rounds so far that took longer because their kind was new and was compiled or captured, see `Runner`."""
-        return self._engine.runner.num_prepared
+    def engine(self) -> Engine:
+        """What runs the requests; for measuring. Not to be used while a request runs."""
+        self._check_open()
+        return self._engine
 
     def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
         """Teacher-forced logits after every token of a text: [T, V] fp32, on the CPU."""
