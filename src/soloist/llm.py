@@ -118,11 +118,6 @@ class LLM:
         """The ranks that run this model."""
         return self._group
 
-    @property
-    def group(self) -> Group:
-        """The ranks that run this model."""
-        return self._group
-
     def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> Output:
         """Answer a prompt; returns when the request is finished."""
         for event in self.stream(prompt, params):

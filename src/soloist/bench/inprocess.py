@@ -62,7 +62,7 @@ class InProcess:
     @property
     def _compiled(self) -> int:
         """Kernels compiled in this process, and kinds of rounds that this variant met and captured."""
-        return COMPILED.count + self.llm.num_prepared
+        return COMPILED.count + self.llm.engine.runner.num_prepared
 
     @cached_property
     def plain(self) -> LLM:
@@ -111,7 +111,7 @@ class Models:
         path = self._folder / f"{variant.name}.script.json"
         write_script(path, [0])
         scripted = llm.with_drafter("scripted", str(path), width)
-        drafter = scripted.drafter
+        drafter = scripted.engine.parts.drafter
         assert isinstance(drafter, ScriptedDrafter)
         scripts: dict[str, list[int]] = {}
 
