@@ -14,7 +14,7 @@ from soloist.bench.decode import from_dict
 from soloist.bench.flags import flags_table
 from soloist.bench.metrics import METRICS, acceptance_places, definitions_table
 from soloist.bench.recording import Place, record_events
-from soloist.bench.records import Block, Card, RequestRecord, read_run, round_lines, rounds_path
+from soloist.bench.records import Block, Card, RequestRecord, RoundBytes, read_run, round_lines, rounds_path
 from soloist.bench.stats import distribution, ratio, sign_flip_p, trend_percent
 from soloist.bench.summarise import summarise
 from soloist.bench.target import Ending, Event
@@ -154,6 +154,17 @@ def test_a_trend_is_found_in_percent() -> None:
     found = trend_percent(list(range(50)), [10 + 0.02 * t for t in range(50)])
     assert found is not None and found[0] == pytest.approx(9.8) and found[1] > 9 and found[2] < 11
     assert trend_percent([1, 2], [1, 2]) is None
+
+
+def test_the_share_of_the_limit_is_the_time_of_the_bytes_over_the_time() -> None:
+    """Two rounds: 3 drafts behind 11 tokens, 1000 + 10 * 11 bytes; none behind 14, 400 + 10 * 14. At 1 kB a second."""
+    blocks = (Block(50.0, 1), Block(2050.0, 3, 3, 2), Block(3300.0, 1, 0, 0))
+    request = dataclasses.replace(record(), prompt_tokens=10, output_tokens=5, last_ms=3300.0, blocks=blocks)
+    moved = (RoundBytes(0, 400, 10, None), RoundBytes(3, 1000, 10, 9.0))
+    found = summarise([request], CARD.variants[1], moved, 1000.0)
+    assert found.share_of_limit == pytest.approx((1.110 + 0.540) / 3.250) and found.round_bytes == moved
+    assert summarise([request], CARD.variants[1], moved[:1], 1000.0).share_of_limit is None
+    assert summarise([request], CARD.variants[1], moved).share_of_limit is None
 
 
 def test_drift_does_not_mistake_hard_prompts_for_it() -> None:

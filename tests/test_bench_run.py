@@ -173,7 +173,20 @@ def test_a_run_holds_what_it_stands_on(real: RunFile) -> None:
     assert real.ops["cpu"] and real.read_rate and real.machine.cpu and len(real.conditions) >= 3
     plain = next(s for s in real.summaries if (s.variant, s.workload) == ("plain", "random"))
     assert plain.share_of_limit and plain.ratios["acceptance_length"].value == 1.0
+    (each,) = plain.round_bytes
+    assert each.width == 0 and each.experts == 4 and each.position_bytes > 0
     assert all(gap >= 0 for r in real.requests for gap in (r.end_ms, r.ttft_ms or 0))
+
+
+def test_drafted_rounds_have_a_share_of_the_limit_too(real: RunFile) -> None:
+    """By the bytes counted in a round of each width: more than a plain round's, and less than as many as it has rows."""
+    found = {s.variant: s for s in real.summaries if s.workload == "random"}
+    (plain,) = found["plain"].round_bytes
+    for name in ("NEXTN", "pinned"):
+        widest = found[name].round_bytes[-1]
+        assert found[name].share_of_limit and widest.experts and widest.experts > plain.experts
+        assert plain.fixed_bytes < widest.fixed_bytes < (widest.width + 1) * plain.fixed_bytes
+    assert found["pinned"].round_bytes[-1].position_bytes == plain.position_bytes < found["NEXTN"].round_bytes[-1].position_bytes
 
 
 def test_the_reference_runs_on_shapes_with_variants_from_the_command_line(

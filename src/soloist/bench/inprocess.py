@@ -12,8 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from soloist.bench.observe import Call, room_for, round_calls
 from soloist.bench.pinned import pinned_script, write_script
 from soloist.bench.records import Card, Variant
 from soloist.bench.target import Ending, Event, Prompt
@@ -22,7 +21,6 @@ from soloist.drafters.registry import DSPARK_FOLDER
 from soloist.drafters.scripted import ScriptedDrafter
 from soloist.errors import UserError
 from soloist.llm import LLM
-from soloist.runtime.traffic import read_rate, token_traffic
 from soloist.text.tokenizer import Tokenizer
 from soloist.weights.checkpoint import open_checkpoint
 from soloist.weights.hub import resolve_model_path
@@ -63,6 +61,14 @@ class InProcess:
     def _compiled(self) -> int:
         """Kernels compiled in this process, and kinds of rounds that this variant met and captured."""
         return COMPILED.count + self.llm.engine.runner.num_prepared
+
+    def round_calls(self, prompt: Prompt, sampling: Mapping[str, Any], widths: Sequence[int]) -> list[list[Call]]:
+        """As `observe.round_calls`, behind as much of the prompt as leaves room."""
+        if self._before is not None:
+            self._before(prompt, sampling)
+        assert prompt.token_ids is not None, prompt.name
+        room = self.llm.plan.context_length - room_for(widths, len(widths) + 1)
+        return round_calls(self.llm, prompt.token_ids[: max(room, 1)], widths)
 
     @cached_property
     def plain(self) -> LLM:
@@ -216,15 +222,3 @@ def files_sha256(paths: Sequence[Path]) -> str:
 def plan_of(target: InProcess) -> dict[str, Any]:
     """The resolved Plan. The model's path is left out: the card names and hashes it, and a path tells of a machine."""
     return {name: value for name, value in asdict(target.llm.plan).items() if name != "model"}
-
-
-def memory_rate(llm: LLM) -> float:
-    """Bytes a second that the model's device reads, measured now."""
-    return read_rate(torch.device(llm.plan.device))
-
-
-def limit_of(llm: LLM, rate: float) -> Callable[[float], float]:
-    """Context -> milliseconds that the bytes of one token of plain decoding take at `rate`, see runtime/traffic.py."""
-    dtype = getattr(torch, llm.plan.dtype)
-    short, long = (token_traffic(llm.model_config, dtype, at, llm.group).total_bytes for at in (0, 1024))
-    return lambda context: (short + (long - short) * context / 1024) / rate * 1e3

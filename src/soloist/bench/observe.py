@@ -28,11 +28,19 @@ from soloist.state.sequence import Recurrent
 
 @dataclass(frozen=True)
 class Call:
-    """A call of an op by the model or the drafter. experts: how many different ones it chose, 0 for other ops."""
+    """A call of an op by the model or the drafter. What it moves: fixed_bytes, and position_bytes for every position of the
+    context. experts: how many different ones it chose, 0 for other ops.
+    """
 
     op: str
-    num_bytes: int
-    experts: int = 0
+    context: int
+    fixed_bytes: int
+    position_bytes: int
+    experts: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.fixed_bytes + self.position_bytes * self.context
 
 
 @dataclass
@@ -71,21 +79,21 @@ class Observer:
     def _call(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         tensors = list(_tensors((*args, *kwargs.values())))
         rows = tensors[0].shape[0] if tensors else 0
-        experts, total = 0, 0.0
+        experts, fixed, position_bytes = 0, 0.0, 0
         if op.name == "moe":
             experts, num_experts = _experts(*args, **kwargs), args[3].weight.shape[0]
         for tensor in tensors:
             place = _place(tensor)
             if place in self._recurrent:
-                total += _recurrent_bytes(self._recurrent[place], rows)
+                fixed += _recurrent_bytes(self._recurrent[place], rows)
             elif place in self._paged:
-                total += _bytes(tensor[0, :, 0]) * self.context
+                position_bytes += _bytes(tensor[0, :, 0])
             elif place in self._weights and op.name == "embed":
-                total += _bytes(tensor[0]) * rows
+                fixed += _bytes(tensor[0]) * rows
             elif place in self._weights:
                 stacked = op.name == "moe" and tensor.dim() == 3
-                total += _bytes(tensor) * (experts / num_experts if stacked else 1)
-        return Call(op.name, round(total), experts)
+                fixed += _bytes(tensor) * (experts / num_experts if stacked else 1)
+        return Call(op.name, self.context, round(fixed), position_bytes, experts)
 
 
 def _held(module: nn.Module) -> Iterator[torch.Tensor]:

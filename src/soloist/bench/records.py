@@ -273,12 +273,25 @@ class Ratio:
 
 
 @dataclass(frozen=True)
+class RoundBytes:
+    """What a round of `width` drafts must move, weights and state, the drafter's passes among them: fixed_bytes, and
+    position_bytes for every position of the context. experts: how many different ones a layer chose, on average; None
+    without experts. Of plain decoding from shapes; otherwise counted once, in a round behind the workload's first prompt.
+    """
+
+    width: int
+    fixed_bytes: int
+    position_bytes: int
+    experts: float | None
+
+
+@dataclass(frozen=True)
 class Summary:
     """One variant on one workload. distributions: metric name -> per request (or per block, as `metrics.py` says).
     ratios: metric name -> ratio of sums. rounds_by_tokens[k]: rounds that emitted k tokens. accepted_at[j], tried_at[j]:
     of drafts at place j whose predecessors were accepted, how many were, of how many. drift_percent: change of TPOT from
-    the first request to the last by a straight line, and its 95 % interval. share_of_limit: the time that the bytes of a
-    token take at the measured read rate, divided by the TPOT; for plain decoding only.
+    the first request to the last by a straight line, and its 95 % interval. share_of_limit: the time that the bytes of all
+    rounds take at the measured read rate, divided by the time of decoding. round_bytes: what it was computed from.
     """
 
     variant: str
@@ -293,6 +306,7 @@ class Summary:
     drift_percent: tuple[float, float, float] | None = None
     share_of_limit: float | None = None
     synthetic: bool = False
+    round_bytes: tuple[RoundBytes, ...] = ()
 
 
 @dataclass(frozen=True)

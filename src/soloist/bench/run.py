@@ -21,7 +21,8 @@ from tqdm import tqdm
 import soloist
 from soloist.bench.card import sampling_params
 from soloist.bench.flags import find_flags, prompt_flags
-from soloist.bench.inprocess import InProcess, limit_of, memory_rate, plan_of
+from soloist.bench.inprocess import InProcess, plan_of
+from soloist.bench.limit import counted_bytes, memory_rate, plain_bytes
 from soloist.bench.machine import Conditions
 from soloist.bench.prepare import Bench, Server, prepare, prepare_server
 from soloist.bench.recording import Place, record_events
@@ -32,6 +33,7 @@ from soloist.bench.records import (
     Condition,
     Flag,
     RequestRecord,
+    RoundBytes,
     RunFile,
     Variant,
     Workload,
@@ -54,6 +56,7 @@ class Results:
     conditions: list[Condition] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
     flags: list[Flag] = field(default_factory=list)
+    moved: dict[tuple[str, str], tuple[RoundBytes, ...]] = field(default_factory=dict)
 
 
 def run(bench: Bench, output: Path, command: str = "", progress: bool = False) -> RunFile:
@@ -72,6 +75,9 @@ def run(bench: Bench, output: Path, command: str = "", progress: bool = False) -
         results.conditions.append(conditions.read())
         for workload in bench.card.workloads:
             results.flags += prompt_flags(workload.name, bench.prompts[workload.name][: workload.num_prompts])
+            for variant, target in _in_process(bench):
+                if variant.acceptance == "off":
+                    results.moved[variant.name, workload.name] = plain_bytes(target.llm)
         partial = True
         try:
             steps = list(_warm_ups(bench.card))
@@ -91,6 +97,7 @@ def run(bench: Bench, output: Path, command: str = "", progress: bool = False) -
                     next_save = time.perf_counter() + max(SAVE_S, (time.perf_counter() - now) / SAVE_SHARE)
             results.conditions += [*conditions.extremes(measured_s, conditions.now_s), conditions.read()]
             results.checks += _gates(bench)
+            results.moved |= _counted(bench, results)
             partial = False
         except KeyboardInterrupt:
             if not results.requests:
@@ -164,17 +171,33 @@ def _gates(bench: Bench) -> list[Check]:
     return found
 
 
+def _in_process(bench: Bench) -> Iterator[tuple[Variant, InProcess]]:
+    for variant in bench.card.variants:
+        target = bench.targets[variant.name]
+        if isinstance(target, InProcess):
+            yield variant, target
+
+
+def _counted(bench: Bench, results: Results) -> dict[tuple[str, str], tuple[RoundBytes, ...]]:
+    """What the rounds of every workload and variant moved, where shapes do not say it."""
+    found = {}
+    for workload in bench.card.workloads:
+        prompt, sampling = bench.prompts[workload.name][0], sampling_params(workload, bench.card.seed)
+        for variant, target in _in_process(bench):
+            own = [r for r in results.requests if (r.variant, r.workload) == (variant.name, workload.name)]
+            if not results.moved.get((variant.name, workload.name)):
+                found[variant.name, workload.name] = counted_bytes(target, prompt, sampling, own)
+    return found
+
+
 def _run_file(
     bench: Bench, results: Results, command: str, started: str, duration_s: float, read_rate: float | None, partial: bool
 ) -> RunFile:
-    card, requests, model = bench.card, results.requests, bench.model
-    limit = None if model is None or read_rate is None else limit_of(model, read_rate)
+    card, requests = bench.card, results.requests
     checks = [*results.checks, *text_checks(card, requests, bench.reference is not None)]
-    summaries = summarise_run(card, requests, limit)
+    summaries = summarise_run(card, requests, results.moved, read_rate)
     flags = find_flags(card, bench.machine, results.conditions, requests, summaries, partial, bench.on_gpu)
-    plans: dict[str, dict[str, Any]] = {
-        name: plan_of(target) for name, target in bench.targets.items() if isinstance(target, InProcess)
-    }
+    plans: dict[str, dict[str, Any]] = {variant.name: plan_of(target) for variant, target in _in_process(bench)}
     return RunFile(
         schema_version=SCHEMA_VERSION,
         soloist=soloist.__version__,
@@ -186,7 +209,7 @@ def _run_file(
         machine=bench.machine,
         conditions=tuple(results.conditions),
         plans=plans,
-        ops=chosen_ops() if model is not None else {},
+        ops=chosen_ops() if bench.model is not None else {},
         read_rate=read_rate,
         requests=tuple(requests),
         summaries=summaries,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from soloist.bench.metrics import BLOCK_METRICS, METRICS, RATIO_METRICS, REQUEST_METRICS, acceptance_places, tpot_ms
-from soloist.bench.records import Card, RequestRecord, Summary, Variant, Verdict
+from soloist.bench.metrics import BLOCK_METRICS, METRICS, RATIO_METRICS, REQUEST_METRICS, acceptance_places, decode_ms, tpot_ms
+from soloist.bench.records import Card, RequestRecord, RoundBytes, Summary, Variant, Verdict
 from soloist.bench.stats import MIN_PAIRS, distribution, mean_interval, ratio, sign_flip_p, trend_percent
 
 ALPHA = 0.05
@@ -15,22 +15,29 @@ HEADLINE = "tpot_ms"
 MANY = 20
 """Prompts of which each ran once, from which their differences average out of a trend."""
 
-Limit = Callable[[float], float]
-"""Context -> milliseconds that the bytes of a plain token take."""
+Moved = Mapping[tuple[str, str], tuple[RoundBytes, ...]]
+"""(variant, workload) -> what its rounds move, see `limit.py`."""
 
 
-def summarise_run(card: Card, requests: Sequence[RequestRecord], limit: Limit | None = None) -> tuple[Summary, ...]:
-    """One summary for every workload and variant that ran."""
+def summarise_run(
+    card: Card, requests: Sequence[RequestRecord], moved: Moved | None = None, read_rate: float | None = None
+) -> tuple[Summary, ...]:
+    """One summary for every workload and variant that ran. read_rate: bytes a second."""
     found = []
     for workload in card.workloads:
         for variant in card.variants:
             own = [r for r in requests if (r.workload, r.variant) == (workload.name, variant.name)]
             if own:
-                found.append(summarise(own, variant, limit))
+                found.append(summarise(own, variant, (moved or {}).get((variant.name, workload.name), ()), read_rate))
     return tuple(found)
 
 
-def summarise(requests: Sequence[RequestRecord], variant: Variant, limit: Limit | None = None) -> Summary:
+def summarise(
+    requests: Sequence[RequestRecord],
+    variant: Variant,
+    round_bytes: tuple[RoundBytes, ...] = (),
+    read_rate: float | None = None,
+) -> Summary:
     """Of the requests of one variant on one workload; failed ones are counted and left out."""
     good = [r for r in requests if r.error is None]
     samples = {m.name: [[v] for r in good if (v := m.of(r)) is not None] for m in REQUEST_METRICS}
@@ -49,8 +56,9 @@ def summarise(requests: Sequence[RequestRecord], variant: Variant, limit: Limit 
         accepted_at=accepted,
         tried_at=tried,
         drift_percent=_drift(good),
-        share_of_limit=_share(good, limit) if variant.acceptance == "off" and limit is not None else None,
+        share_of_limit=None if read_rate is None else _share(good, round_bytes, read_rate),
         synthetic=variant.synthetic,
+        round_bytes=round_bytes,
     )
 
 
@@ -69,13 +77,18 @@ def _drift(requests: Sequence[RequestRecord]) -> tuple[float, float, float] | No
     return trend_percent([r.at_s for r, _ in timed], [ms / scale[r.prompt] for r, ms in timed])
 
 
-def _share(requests: Iterable[RequestRecord], limit: Limit) -> float | None:
-    """Mean over requests, each at its own mean context."""
-    shares = []
+def _share(requests: Iterable[RequestRecord], round_bytes: Sequence[RoundBytes], read_rate: float) -> float | None:
+    """Mean over the requests whose every round is of a known width; each round at its own context."""
+    known, shares = {each.width: each for each in round_bytes}, []
     for r in requests:
-        ms = tpot_ms(r)
-        if ms and r.prompt_tokens is not None and r.output_tokens is not None:
-            shares.append(limit(r.prompt_tokens + r.output_tokens / 2) / ms)
+        ms, context, total, blocks = decode_ms(r), r.prompt_tokens, 0, r.blocks[1:]
+        if not ms or context is None or not all(block.drafted in known for block in blocks):
+            continue
+        for before, block in zip(r.blocks, blocks, strict=False):
+            context += before.n or 0
+            each = known[block.drafted]  # type: ignore[index]
+            total += each.fixed_bytes + each.position_bytes * context
+        shares.append(total / read_rate * 1e3 / ms)
     return sum(shares) / len(shares) if shares else None
 
 

@@ -153,7 +153,9 @@ def headline(run: RunFile) -> Table:
         ))  # fmt: skip
     note = (
         "tok/s and acceptance length are ratios of sums over requests, TPOT is the mean of each request's ratio. "
-        "Intervals are bootstraps over requests."
+        "Intervals are bootstraps over requests. Of the limit: the time that the bytes of all rounds take at the measured "
+        "read rate, over the time of decoding; plain rounds from shapes, others as counted in one round of each width, "
+        "with the experts that it chose."
     )
     return Table("Headline", header, tuple(rows), note)
 
