@@ -113,7 +113,7 @@ def test_every_format_equals_the_naive_law(form: str, tmp_path: Path) -> None:
 
 
 def test_what_training_exports_is_read(tmp_path: Path) -> None:
-    train = pytest.importorskip("soloist.train.dspark")
+    train = pytest.importorskip("soloist.train.dspark_model")
     shape = train.DraftShape(64, V, (1, 3), 99, 6, num_key_value_heads=2, head_dim=16, intermediate_size=96,
                              block_size=5, markov_rank=8)  # fmt: skip
     trained = train.Drafter(shape)

@@ -8,17 +8,12 @@ import pytest
 import torch
 
 from soloist.errors import UserError
-from soloist.train.acceptance import mean_length, replay
-from soloist.train.dspark import (
-    Drafter,
-    DraftShape,
-    DsparkTask,
-    calibrate,
-    dspark_proposals,
-    load_drafter,
-    save_drafter,
-    train_dspark,
-)
+from soloist.train import dspark, features
+from soloist.train.acceptance import mean_length, ngram_proposals, replay
+from soloist.train.calibration import calibrate
+from soloist.train.dspark import DsparkTask, draft_shape, dspark_proposals, train_dspark
+from soloist.train.dspark_model import Drafter, DraftShape, load_drafter, save_drafter
+from soloist.train.features import Features
 from soloist.train.model import Ling
 from soloist.train.mtp import chain, mtp_proposals, train_mtp
 from soloist.train.sample import Sequences, generate
@@ -98,17 +93,49 @@ def test_replay_accepts_an_oracle_fully_and_garbage_never():
     assert emitted == 25 and accepted == [0] * 25
 
 
+def test_prompt_lookup_is_replayed_as_the_engine_proposes():
+    ids = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 8, 5, 6, 7, 8]])
+    looped = Sequences(ids, torch.tensor([2]), torch.tensor([12]))
+    assert mean_length(ids, ngram_proposals(looped, 3), looped.prompt, looped.end)[0] == pytest.approx(9 / 4)
+    fresh = Sequences(torch.arange(12)[None], looped.prompt, looped.end)
+    assert mean_length(fresh.ids, ngram_proposals(fresh, 3), fresh.prompt, fresh.end)[0] == 1
+
+
+def test_losses_in_parts_are_the_losses_of_the_whole(target, texts, monkeypatch):
+    def run() -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+        task = DsparkTask(target, Drafter(DraftShape(32, 40, (0, 2), 38, 4)), texts, 2, 4, 1e-3, 0)
+        losses = task.losses(0)
+        losses["loss"].backward()
+        return losses, [p.grad for p in task.module.parameters() if p.grad is not None]
+
+    whole, gradients = run()
+    monkeypatch.setattr(dspark, "CPU_LOGITS_BYTES", 3 * 7 * 40 * 4)
+    parts, others = run()
+    assert all(torch.allclose(whole[name], parts[name], rtol=1e-5) for name in whole)
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(gradients, others, strict=True))
+
+
+def test_features_that_were_kept_are_those_of_the_target(target, texts, monkeypatch):
+    pick = torch.tensor([3, 0])
+    kept = Features(target, texts, (0, 2))
+    monkeypatch.setattr(features, "SHARE", 0.0)
+    online = Features(target, texts, (0, 2))
+    assert kept.kept is not None and online.kept is None
+    (hidden, tapped), (again, others) = kept.rows(pick), online.rows(pick)
+    assert torch.allclose(hidden, again, atol=1e-5) and len(tapped) == 2
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(tapped, others, strict=True))
+    assert not torch.allclose(hidden, kept.rows(torch.tensor([0, 3]))[0], atol=1e-3)
+
+
 def test_training_makes_drafts_the_target_accepts(target, texts, tmp_path):
     drafter = train_dspark(
         target,
         texts,
         tmp_path / "dspark",
-        mask_token_id=38,
-        target_layer_ids=(0, 2),
+        replace(draft_shape(target, 38), target_layer_ids=(0, 2), markov_rank=8),
         steps=220,
         batch=4,
         anchors=16,
-        markov_rank=8,
         lr=8e-3,
         say=lambda line: None,
     )

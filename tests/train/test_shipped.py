@@ -10,7 +10,7 @@ import torch
 
 import soloist
 from soloist import LLM
-from soloist.train.dspark import load_drafter
+from soloist.train.dspark_model import load_drafter
 from soloist.train.export import load_model, save_model
 from soloist.train.model import Ling
 from tests.train.test_export import TINY

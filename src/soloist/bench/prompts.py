@@ -53,12 +53,12 @@ def build_prompts(workload: Workload, seed: int, encoder: Encoder | None, extra:
     if family in ("set", "file"):
         if workload.input_tokens is not None:
             raise UserError(f"{where}: prompts={workload.prompts} have their own lengths; remove input_tokens")
-        rows = _bundled(name, where) if family == "set" else _own(Path(name), where)
+        rows = read_rows(workload.prompts, where)
         if workload.num_prompts > len(rows):
             raise UserError(f"{where}: num_prompts={workload.num_prompts}, but {workload.prompts} holds {len(rows)}")
         warm = islice(cycle(rows[workload.num_prompts :] or [_WARM_UP]), extra)
         chosen = [*rows[: workload.num_prompts], *warm]
-        return [_encoded(row, i, encoder, where) for i, row in enumerate(chosen)]
+        return [encoded(row, i, encoder, where) for i, row in enumerate(chosen)]
     if workload.prompts not in SIZED:
         raise UserError(f"{where}: prompts={workload.prompts!r} must be set:NAME, file:PATH or one of {', '.join(SIZED)}")
     if workload.input_tokens is None:
@@ -106,6 +106,12 @@ _WARM_UP = {
 }
 
 
+def read_rows(prompts: str, where: str) -> list[dict[str, Any]]:
+    """The rows of `set:NAME` or `file:PATH`.   Raises: UserError for a set or file that is not there, or is no JSONL."""
+    family, _, name = prompts.partition(":")
+    return _bundled(name, where) if family == "set" else _own(Path(name), where)
+
+
 def _bundled(name: str, where: str) -> list[dict[str, Any]]:
     if name == "all":
         return [row for each in SETS for row in _bundled(each, where)]
@@ -135,7 +141,8 @@ def _own(path: Path, where: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _encoded(row: dict[str, Any], index: int, encoder: Encoder | None, where: str) -> Prompt:
+def encoded(row: dict[str, Any], index: int, encoder: Encoder | None, where: str) -> Prompt:
+    """One row as it is sent.   Raises: UserError for text without a tokenizer."""
     domain, messages = str(row.get("domain", "")), row.get("messages")
     text = str(row["text"]) if "text" in row else None
     if messages and encoder is not None and not encoder.has_chat:

@@ -49,19 +49,31 @@ def load_decoder(
     progress: bool = False,
     group: Group = SOLO,
 ) -> Decoder:
-    """Build the decoder, or a rank's share of it, fill every parameter from the checkpoint exactly once, and make it
-    ready to run.
+    """A rank's decoder, or the whole one, filled and ready to run."""
+    decoder = fill_decoder(checkpoint, config, dtype, device, progress, group)
+    prepare(decoder)
+    return decoder.eval()
+
+
+def fill_decoder(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: bool = False,
+    group: Group = SOLO,
+) -> Decoder:
+    """Build the decoder, or a rank's share of it, and fill every parameter from the checkpoint exactly once. The weights
+    stay as they are stored, row by row, for readers other than the engine.
     """
     family = family_of(checkpoint.config)
     decoder = Decoder(config, dtype, device, group)
     if isinstance(checkpoint, Shapes):
         fill_random(decoder)
-        prepare(decoder)
-        return decoder.eval()
+        return decoder
     twins = [(head, embed) for head in family.RULES["head"] for embed in _embedding(family)] if config.tied_head else []
     fill(decoder, Names(destinations(family.RULES, config), family.IGNORED_TENSORS, twins), checkpoint, progress)
-    prepare(decoder)
-    return decoder.eval()
+    return decoder
 
 
 def _embedding(family: ModuleType) -> list[str]:

@@ -6,7 +6,12 @@ at once.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
+
+from soloist.drafters.ngram import CONFIDENCE
+from soloist.ops.ngram_match import ngram_match
+from soloist.train.sample import Sequences
 
 
 def replay(ids: list[int], proposals: list[list[int]], start: int, end: int) -> tuple[int, list[int]]:
@@ -44,3 +49,12 @@ def mean_length(ids: Tensor, proposals: Tensor, start: Tensor, end: Tensor) -> t
             for k in range(hits):
                 at_least[k] += 1
     return tokens / max(1, rounds), [count / max(1, rounds) for count in at_least]
+
+
+def ngram_proposals(texts: Sequences, width: int) -> Tensor:
+    """What prompt lookup drafts after every token of every answer: [N, T, K]."""
+    out = torch.zeros(*texts.ids.shape, width, dtype=torch.long)
+    for row, ids in enumerate(texts.ids.cpu()):
+        for n in range(int(texts.prompt[row]), int(texts.end[row])):
+            out[row, n] = ngram_match.reference(ids, torch.tensor([n]), len(CONFIDENCE) - 1, width)[0]
+    return out

@@ -173,6 +173,21 @@ class Ling(nn.Module):
         return [layer for layer in self.model.layers if isinstance(layer, Block) and not isinstance(layer, MtpBlock)]
 
     @property
+    def embedding(self) -> Tensor:
+        """[V, D]."""
+        return self.model.word_embeddings.weight
+
+    @property
+    def head(self) -> Tensor:
+        """[V, D]."""
+        return self.lm_head.weight
+
+    @property
+    def num_layers(self) -> int:
+        """Main layers."""
+        return self.shape.num_hidden_layers
+
+    @property
     def mtp(self) -> MtpBlock:
         """The MTP layer. Raises: UserError where the model has none."""
         last = self.model.layers[-1]

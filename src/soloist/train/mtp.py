@@ -3,6 +3,7 @@ target's law."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -127,6 +128,13 @@ def mtp_proposals(target: Ling, texts: Sequences, width: int, batch: int = 16) -
     return out
 
 
+def with_mtp(target: Ling, seed: int) -> Ling:
+    """A target without an MTP layer, with a new one."""
+    grown = Ling(dataclasses.replace(target.shape, num_nextn_predict_layers=1), seed).to(target.head.device)
+    grown.load_state_dict(target.state_dict(), strict=False)
+    return grown.eval().requires_grad_(False)
+
+
 def train_mtp(
     target: Ling,
     texts: Sequences,
@@ -138,18 +146,19 @@ def train_mtp(
     lr: float = 1e-3,
     seed: int = 0,
     seconds: float | None = None,
+    fresh: bool = False,
     say: Callable[[str], None] = print,
 ) -> MtpBlock:
-    """Train an MTP layer for a frozen target, starting from its own where it has one.
+    """Train the MTP layer of a frozen target, starting from what it holds.
 
     Args: target a `frozen` model; texts what it wrote (`sample.generate`); chained how many steps of a chain are
-        trained.
+        trained; fresh whether the layer is new, so that its router has to learn too.
     Returns: the trained layer, fp32.
     """
     device = target.lm_head.weight.device
     mtp = MtpBlock(target.shape).to(device)
     mtp.load_state_dict({n: t.float() for n, t in target.mtp.state_dict().items()})
-    mtp.mlp.gate.weight.requires_grad_(False)  # type: ignore[union-attr]
+    mtp.mlp.gate.weight.requires_grad_(fresh)  # type: ignore[union-attr]
     task = MtpTask(target, mtp, texts, chained, batch, lr, seed)
     fit_within(task, Schedule(lr, steps, decay=0.7), Path(folder), seconds, log_every=50, say=say)
     return mtp

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import json
@@ -174,34 +173,6 @@ def train_nano(
 def place_of(device: str) -> torch.device:
     """The device of a name; `auto` is the GPU where there is one."""
     return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of `soloist train nano`."""
-    parser.add_argument("--out", default="runs/nano", help="folder of the finished model (default: runs/nano)")
-    parser.add_argument("--work", default="runs/work", help="folder of corpus, checkpoints and curves (default: runs/work)")
-    parser.add_argument("--packages", help="folder of Debian documentation packages (.deb); needed for the first run")
-    parser.add_argument("--steps", type=int, default=6000, help="steps of 65,536 tokens (default: 6000)")
-    parser.add_argument("--minutes", type=float, help="time budget that replaces --steps")
-    parser.add_argument("--batch", type=int, default=16, help="sequences per step (default: 16)")
-    parser.add_argument("--length", type=int, default=4096, help="tokens per sequence (default: 4096)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="auto", help="auto, cuda or cpu (default: auto)")
-
-
-def run(args: argparse.Namespace) -> dict[str, object]:
-    """`soloist train nano`: returns the card of the run."""
-    return train_nano(
-        args.out,
-        args.work,
-        packages=args.packages,
-        steps=args.steps,
-        minutes=args.minutes,
-        batch=args.batch,
-        length=args.length,
-        seed=args.seed,
-        device=args.device,
-    )
 
 
 def write_nano(model: Ling, work: Path, out: Path, length: int) -> None:

@@ -1,4 +1,4 @@
-"""Many sequences generated at once by the trainable model, for on-policy training text and for measuring acceptance.
+"""Many sequences generated at once by a frozen target, for on-policy training text and for measuring acceptance.
 
 Prompts are fed through the same one-token step as new tokens, so prompts of any lengths go together without padding
 rules.
@@ -13,6 +13,11 @@ from torch import Tensor
 
 from soloist.train.loop import autocast
 from soloist.train.model import Ling
+from soloist.train.target import Target
+
+# sequences generated at once, and of the memory what their states may take: capturing a graph needs them twice
+MOST_AT_ONCE, STATE_SHARE = 4096, 0.25
+CPU_BYTES = 8 << 30
 
 
 @dataclasses.dataclass
@@ -49,9 +54,34 @@ def frozen(model: Ling, device: torch.device) -> Ling:
     return copy
 
 
+def write(
+    target: Target,
+    prompts: list[list[int]],
+    width: int,
+    stop_ids: tuple[int, ...],
+    seed: int,
+    temperatures: tuple[float, ...] = (0.0,),
+) -> Sequences:
+    """What the target writes after each prompt, `width` tokens in all; the temperatures take turns."""
+    parts, at_once = [], _at_once(target, width)
+    for start in range(0, len(prompts), at_once):
+        some = prompts[start : start + at_once]
+        heat = [temperatures[(start + i) % len(temperatures)] for i in range(len(some))]
+        parts.append(generate(target, some, width, stop_ids, heat, seed + start))
+    return join(parts)
+
+
+def _at_once(target: Target, width: int) -> int:
+    """Sequences whose state and logits fit well; the same on every day of one machine."""
+    device = target.head.device
+    memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else CPU_BYTES
+    each = sum(t.nbytes for layer in target.empty_state(1, width) for t in layer.values()) + 16 * target.head.shape[0]
+    return max(1, min(MOST_AT_ONCE, int(memory * STATE_SHARE) // each))
+
+
 @torch.no_grad()
 def generate(
-    model: Ling,
+    model: Target,
     prompts: list[list[int]],
     width: int,
     stop_ids: tuple[int, ...],
@@ -60,10 +90,10 @@ def generate(
 ) -> Sequences:
     """Continue every prompt to `width` tokens in all, or to its first stop token.
 
-    Args: model a `frozen` one; temperatures one per prompt, 0 for greedy.
+    Args: temperatures one per prompt, 0 for greedy.
     Returns: sequences on the model's device.
     """
-    device = model.lm_head.weight.device
+    device = model.head.device
     count = len(prompts)
     ids = torch.zeros(count, width, dtype=torch.long)
     for row, prompt in enumerate(prompts):
@@ -112,3 +142,5 @@ def _replay(advance, times: int, buffers: list[Tensor]) -> None:  # type: ignore
     for _ in range(times):
         graph.replay()
     torch.cuda.synchronize()
+    del graph
+    torch.cuda.empty_cache()

@@ -1,0 +1,57 @@
+"""Flags of `soloist train`. Nothing here imports torch before something is trained: `--help` must be quick."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add_nano(parser: argparse.ArgumentParser) -> None:
+    """Flags of `soloist train nano`; defaults are those of `train_nano`."""
+    parser.add_argument("--out", default="runs/nano", help="folder of the finished model (default: runs/nano)")
+    parser.add_argument("--work", default="runs/work", help="folder of corpus, checkpoints and curves (default: runs/work)")
+    parser.add_argument("--packages", help="folder of Debian documentation packages (.deb); needed for the first run")
+    parser.add_argument("--steps", type=int, help="steps of --batch times --length tokens (default: 6000)")
+    parser.add_argument("--minutes", type=float, help="time budget that replaces --steps")
+    parser.add_argument("--batch", type=int, help="sequences per step (default: 16)")
+    parser.add_argument("--length", type=int, help="tokens per sequence (default: 4096)")
+    _add_common(parser)
+
+
+def add_drafter(parser: argparse.ArgumentParser, out: str) -> None:
+    """Flags of `soloist train mtp` and `train dspark`; defaults are those of `Settings`. out: what goes into --out."""
+    parser.add_argument("--model", default="runs/nano", help="folder, .gguf file or name of the target (default: runs/nano)")
+    parser.add_argument("--out", type=Path, help=f"folder of {out} (default: in or beside the model's)")
+    parser.add_argument("--work", type=Path, help="folder for texts, checkpoints and curves (default: below runs/work)")
+    parser.add_argument("--texts", type=int, help="texts that the target writes to train on (default: 16384)")
+    parser.add_argument("--width", type=int, help="most tokens of a text, prompt included (default: 512)")
+    parser.add_argument("--prompts", nargs="+", metavar="FILE", help="JSONL files with messages, turns or text, to train on; "
+                        "what is missing the target invents")  # fmt: skip
+    parser.add_argument("--held-out", nargs="+", metavar="FILE", help="JSONL files, or bundled sets as set:NAME, to measure on "
+                        "(default: the bundled sets)")  # fmt: skip
+    parser.add_argument("--measured", type=int, help="most prompts of a domain to measure on (default: 64)")
+    parser.add_argument("--answer", type=int, help="most tokens of an answer to measure on (default: 256)")
+    parser.add_argument("--minutes", type=float, help="time to train, writing and measuring apart (default: 5)")
+    parser.add_argument("--steps", type=int, help="steps to train, instead of --minutes")
+    parser.add_argument("--batch", type=int, help="texts of a step (default: 32)")
+    parser.add_argument("--anchors", type=int, help="places of a text to draft from in a step (default: 128)")
+    _add_common(parser)
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seed", type=int, help="(default: 0)")
+    parser.add_argument("--device", help="auto, cuda or cpu (default: auto)")
+
+
+def train(args: argparse.Namespace) -> dict[str, object]:
+    """Train what was asked for with the flags that were set.   Returns: the card of the run."""
+    given = {name: value for name, value in vars(args).items() if value is not None and name != "what"}
+    if args.what == "nano":
+        from soloist.train.nano import train_nano
+
+        return train_nano(given.pop("out"), given.pop("work"), **given)
+    from soloist.train.drafters import train_dspark_drafter, train_mtp_layer
+    from soloist.train.material import Settings
+
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    return (train_mtp_layer if args.what == "mtp" else train_dspark_drafter)(Settings(**given))
