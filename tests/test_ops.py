@@ -56,7 +56,8 @@ def test_row_has_the_same_bits_alone_and_in_a_window(op: Op, case: Any) -> None:
 @pytest.mark.parametrize("op, case", CASES)
 def test_op_leaves_arguments_alone_that_it_does_not_list_as_written(op: Op, case: Any) -> None:
     written = {"short_conv": {"history"}, "kda_step": {"states"}, "kda_decode": {"history", "states"},
-               "kda_chunk": {"states"}, "finish_round": WRITTEN, "ngram_draft": {"tokens", "chances"},
+               "kda_chunk": {"states"}, "kda_prefill": {"history", "states"}, "finish_round": WRITTEN,
+               "ngram_draft": {"tokens", "chances"},
                "mla_round": {"latents"}, "gqa_round": {"keys", "values"}}  # fmt: skip
     arguments, untouched = draw(case), draw(case)
     call(op, arguments)

@@ -50,12 +50,33 @@ def kda_decode(
     states: torch.Tensor,
     start: torch.Tensor,
     live: torch.Tensor,
+    rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The window of a round; the arguments are those of `kda`.
 
     Writes: history at the window's positions; states as `kda_step`.   Returns: o [T, H, D] fp32.
     """
     return _attend(projected, conv_weight, rate, bias, lower_bound, history, states, start, live, prefill=False)
+
+
+@op(cases=[_case(3, 2, 32, 0, 0), _case(1, 2, 24, 7, 2), _case(64, 1, 64, 20, 3), _case(150, 3, 24, 19, 1)],
+    rtol=2e-4, atol=2e-4)  # fmt: skip
+def kda_prefill(
+    projected: torch.Tensor,
+    conv_weight: torch.Tensor,
+    rate: torch.Tensor,
+    bias: torch.Tensor,
+    lower_bound: float,
+    history: torch.Tensor,
+    states: torch.Tensor,
+    start: torch.Tensor,
+    live: torch.Tensor,
+) -> torch.Tensor:
+    """A window of any length, all of which stays; the arguments are those of `kda`.
+
+    Writes: the window's last conv inputs to the history; the last state to slot 0.   Returns: o [T, H, D] fp32.
+    """
+    return _attend(projected, conv_weight, rate, bias, lower_bound, history, states, start, live, prefill=True)
 
 
 def kda(
@@ -69,15 +90,17 @@ def kda(
     start: torch.Tensor,
     live: torch.Tensor,
     prefill: bool,
+    rows: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Args: projected [T, 5A + H] = q | k | v | f | z | b with A = H * D; conv_weight [3A, W] fp32; rate [H] = exp(A_log)
         and bias [H, D] fp32; history [R, 3A]; states [slots, H, D, D] fp32; start and live [1], on the device: first
-        position and state slot to start from.
+        position and state slot to start from; rows [1] int64 where only the first of a round's window count: what is
+        written and returned for the others means nothing.
     Writes: history at the window's positions; states as `kda_step`, in prefill as `kda_chunk`.
     Returns: (o [T, H, D] fp32, its gate z [T, H, D]).   Source: Kimi Linear paper; Ling-3.0 checkpoints.
     """
     shared = (projected, conv_weight, rate, bias, lower_bound, history, states, start, live)
-    o = _attend(*shared, prefill=True) if prefill else kda_decode(*shared)
+    o = _attend(*shared, prefill=True) if prefill else kda_decode(*shared, rows)
     H, D = bias.shape
     return o, projected[:, 4 * H * D : 5 * H * D].view(-1, H, D)
 

@@ -12,7 +12,7 @@ from importlib import import_module
 
 MODULES = (
     "rms_norm", "linear", "moe", "kda", "pick", "pick_part", "finish", "begin", "ngram",
-    "mla", "gqa", "kda_chunk", "row_steps", "route", "moe_experts",
+    "mla", "gqa", "kda_prefill", "row_steps", "route", "moe_experts",
 )  # fmt: skip
 
 for _module in MODULES:
