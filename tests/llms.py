@@ -35,3 +35,11 @@ def small() -> LLM:
 def greedy_ids(kind: str, tokenizer: bool = False) -> list[int]:
     """What a model says that has never served another request."""
     return fresh(kind, tokenizer).generate(PROMPT, GREEDY).token_ids
+
+
+@cache
+def nano(drafter: str = "none", width: int | str = "auto", acceptance: str = "equality") -> LLM:
+    """The built-in model, loaded once."""
+    if drafter == "none":
+        return LLM(device="cpu", context_length=1024)
+    return nano().with_drafter(drafter, None, width, acceptance)

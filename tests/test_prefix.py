@@ -351,24 +351,6 @@ def test_usage_says_what_was_not_computed() -> None:
         assert llm.plan.prefix_cache_bytes > 0 == off.plan.prefix_cache_bytes
 
 
-def test_ten_turns_with_nano_give_the_text_of_a_model_that_reuses_nothing() -> None:
-    """Its first prompt is as long as the beginning of a turn: the time to a first token then stays what it was."""
-    found: list[list[str]] = []
-    for budget in (PLENTY, 0):
-        with LLM(device="cpu", drafter="mtp", draft_width=3, prefix_cache_bytes=budget, context_length=2048) as llm:
-            messages: list[dict[str, Any]] = []
-            found.append([])
-            for turn in range(10):
-                messages.append({"role": "user", "content": f"Name {turn + 2} things that float, please."})
-                output = llm.generate(messages, SamplingParams(temperature=0, max_tokens=6))
-                computed = output.usage.prompt_tokens - output.usage.cached_tokens
-                assert budget == 0 or computed <= 2 * CUT + MARGIN
-                messages.append({"role": "assistant", "content": output.text})
-                found[-1].append(output.text)
-            assert bool(output.usage.cached_tokens) == bool(budget) and output.usage.prompt_tokens > 4 * CUT
-    assert found[0] == found[1]
-
-
 def test_a_folder_with_a_tokenizer_talks_in_turns(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, "qwen3", tokenizer=True)
     with LLM(str(folder), device="cpu") as llm:

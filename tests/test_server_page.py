@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from soloist.testing.checkpoints import write_checkpoint
-
-pytest.importorskip("openai")
-from tests.test_server import Server
+pytest.importorskip("uvicorn")
+from tests.llms import nano
+from tests.serving import serving
 
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
@@ -75,17 +74,18 @@ class Browser:
 
 @pytest.fixture
 def page(tmp_path: Path) -> Iterator[Browser]:
-    server = Server(write_checkpoint(tmp_path / "tiny", "ling-mtp", tokenizer=True), "--drafter", "ngram").wait()
-    browser = Browser(tmp_path / "browser")
-    browser.call("Page.navigate", url=server.url)
-    browser.until("document.readyState === 'complete' && !!document.getElementById('form')")
-    yield browser
-    browser.close()
-    server.end()
+    with serving(nano("mtp", 3), "nano") as server:
+        browser = Browser(tmp_path / "browser")
+        try:
+            browser.call("Page.navigate", url=server.url)
+            browser.until("document.readyState === 'complete' && !!document.getElementById('form')")
+            yield browser
+        finally:
+            browser.close()
 
 
 def test_a_message_is_answered_with_its_rates_and_rounds(page: Browser) -> None:
-    page.until("document.getElementById('model').textContent.includes('512 tokens of context')")
+    page.until("document.getElementById('model').textContent.includes('1024 tokens of context')")
     assert not page.evaluate("!!document.querySelector('.strip i')")
     page.evaluate(
         "document.getElementById('limit').value = 40; document.getElementById('text').value = 'Hello';"

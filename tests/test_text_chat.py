@@ -69,6 +69,13 @@ def test_variables_reach_the_template_and_unknown_ones_are_empty() -> None:
     assert len(render("{{ strftime_now('%Y') }}")) == 4
 
 
+def test_what_a_template_reads_is_known_by_name_and_not_by_its_letters() -> None:
+    text = "{% if not date is defined %}{% set date = strftime_now('%Y') %}{% endif %}{{ date }}{% set own = think %}{{ own }}"
+    assert ChatTemplates({"default": text, "tool_use": "{{ tools }}"}, {}, "t").variables == {"date", "think", "tools"}
+    with pytest.raises(UserError, match="damaged"):
+        ChatTemplates({"default": "{% if %}"}, {}, "t").variables
+
+
 def test_text_parts_become_one_text() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert render("{{ messages[0].content }}", [{"role": "user", "content": parts}]) == "a\nb"

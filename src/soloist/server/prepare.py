@@ -192,11 +192,11 @@ def render(
 ) -> list[int]:
     """Token ids of a conversation.   Raises: Fault 400, also for a variable that the template does not read."""
     tokenizer = tokenizer_of(llm, "messages")
-    for name in variables:
-        if name in _RENDERED or name not in tokenizer.chat_template:
-            text = f"the model's chat template takes no {name!r}"
-            raise Fault(400, text, name if name == "reasoning_effort" else "chat_template_kwargs")
     try:
+        for name in variables:
+            if name in _RENDERED or name not in tokenizer.template_variables:
+                text = f"the model's chat template takes no {name!r}"
+                raise Fault(400, text, name if name == "reasoning_effort" else "chat_template_kwargs")
         text = tokenizer.render_chat(messages, add_generation_prompt, tools, **variables)
         return tokenizer.encode(text, add_special=False)
     except UserError as error:

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from math import ceil
@@ -33,14 +33,20 @@ def serve(settings: ServerSettings, engine: dict[str, Any]) -> int:
     Raises: UserError where the port is taken, and what loading the model raises.
     """
     listener = bind(settings.host, settings.port)
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        process = Process(settings, engine)
-        code = runner.run(process.run(listener))
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        process = Process(settings, str(engine["model"]), partial(LLM, progress=True, **engine))
+        code = runner.run(_until_told(process, listener))
         if process.busy:  # the engine's thread cannot be ended, nor waited for
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
     return code
+
+
+async def _until_told(process: Process, listener: socket.socket) -> int:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, process.signalled, number)
+    return await process.run(listener)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -55,7 +61,7 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _loop_factory() -> Any:
+def loop_factory() -> Any:
     """uvloop's where it is installed; it is not to be had on every system."""
     try:
         import uvloop
@@ -73,10 +79,13 @@ class _Server(uvicorn.Server):
 
 
 class Process:
-    """One life of the server."""
+    """One life of the server.
 
-    def __init__(self, settings: ServerSettings, engine: dict[str, Any]):
-        self._settings, self._engine = settings, engine
+    Args: model: as the user named it; load: makes it, in the engine's thread.
+    """
+
+    def __init__(self, settings: ServerSettings, model: str, load: Callable[[], LLM]):
+        self._settings, self._model, self._load = settings, model, load
         self._code = 0
         self._stopping = False
         self._worker: Worker
@@ -87,28 +96,27 @@ class Process:
         return self._worker.busy
 
     async def run(self, listener: socket.socket) -> int:
-        settings, loop = self._settings, asyncio.get_running_loop()
-        self._worker = Worker(partial(LLM, progress=True, **self._engine), settings.max_queue, self._fail)
-        app = App(self._worker, settings, str(self._engine["model"]))
+        """Serve until told to stop; returns the exit code.   Raises: what loading raises."""
+        settings = self._settings
+        self._worker = Worker(self._load, settings.max_queue, self._fail)
+        app = App(self._worker, settings, self._model)
         config = uvicorn.Config(
             app, lifespan="off", ws="none", log_config=None, access_log=False, server_header=False,
             timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=ceil(settings.drain_timeout + GRACE_S),
         )  # fmt: skip
         self._server = _Server(config)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._signal, number)
         serving = asyncio.ensure_future(self._server.serve([listener]))
-        loading = asyncio.ensure_future(self._load(app.name, listener.getsockname()[1]))
+        loading = asyncio.ensure_future(self._announce(app.name, listener.getsockname()[1]))
         await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
         if loading.done() and loading.exception() is not None:
-            self._stop()
+            self.stop()
         await serving
         if loading.done():
             loading.result()
         log("stopped", code=self._code)
         return self._code
 
-    async def _load(self, name: str, port: int) -> None:
+    async def _announce(self, name: str, port: int) -> None:
         await self._worker.start()
         if self._stopping:
             return
@@ -117,20 +125,21 @@ class Process:
         print(f"soloist: {name} is ready at http://{shown}:{port} (API at /v1, a page to chat at /)", file=sys.stderr)
         log("ready", model=name, port=port, context_length=self._worker.llm.plan.context_length)
 
-    def _signal(self, number: signal.Signals) -> None:
+    def signalled(self, number: signal.Signals) -> None:
         if self._stopping:
             os._exit(128 + number)
         log("stopping", signal=number.name, running=self._worker.running, waiting=self._worker.waiting)
         self._code = 0 if number == signal.SIGTERM else 128 + number
-        self._stop()
+        self.stop()
 
     def _fail(self, error: BaseException) -> None:
         """The engine is broken: end, so that whoever supervises the process starts a new one."""
         log_fault(error, what="the engine does not recover")
         self._code = 1
-        self._stop()
+        self.stop()
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """Take no more requests, drain, leave."""
         self._stopping = True
         self._worker.drain()
         self._server.should_exit = True

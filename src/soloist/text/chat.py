@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from typing import Any, NoReturn
 
-from jinja2 import Template, TemplateError, nodes
+from jinja2 import Template, TemplateError, meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -53,6 +54,15 @@ class ChatTemplates:
         except _FAILURES as failure:
             complaint = _one_line(failure)
             raise UserError(f"{self._origin}: the chat template refuses the messages: {complaint}") from failure
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """Names that the templates read and do not give themselves.   Raises: UserError for a damaged template."""
+        try:
+            trees = [_ENVIRONMENT.parse(text) for text in self._texts.values()]
+        except TemplateError as error:
+            raise UserError(f"{self._origin}: the chat template is damaged: {_one_line(error)}") from error
+        return frozenset(name for tree in trees for name in meta.find_undeclared_variables(tree))
 
     def _choose(self, with_tools: bool) -> Template:
         """`tool_use` where there are tools and such a template, otherwise `default`."""

@@ -50,6 +50,11 @@ class Tokenizer:
         return bool(self._source.chat_templates)
 
     @property
+    def template_variables(self) -> frozenset[str]:
+        """What the chat template reads beside what it is always given."""
+        return self._chat.variables
+
+    @property
     def chat_template(self) -> str:
         """The text of the usual template, or of the only one; empty without any."""
         templates = self._source.chat_templates

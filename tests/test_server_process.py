@@ -1,0 +1,161 @@
+"""`soloist serve` as a process: how it starts, idles, ends, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from soloist.testing.checkpoints import write_checkpoint
+
+pytest.importorskip("msgspec")
+pytest.importorskip("uvicorn")
+from tests.serving import ServerProcess
+from tests.test_server_slot import LONG, SHORT, TEXT, Stream, begun
+
+PROMPT = [5 + i % 50 for i in range(500)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("models") / "tiny", "ling-mtp", tokenizer=True)
+
+
+def port_is_free(port: int) -> bool:
+    with socket.socket() as again:
+        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        again.bind(("127.0.0.1", port))
+    return True
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
+
+
+def told_to_end(server: ServerProcess, number: int = signal.SIGTERM) -> float:
+    """Seconds until the process has ended."""
+    begun = time.monotonic()
+    server.process.send_signal(number)
+    server.process.wait(5)
+    return time.monotonic() - begun
+
+
+def test_a_server_idles_serves_and_ends_between_two_requests(model: Path) -> None:
+    server = ServerProcess(model, "--drafter", "mtp").up()
+    try:
+        assert children(server.process.pid) == []
+        second = ServerProcess(model, port=server.port)
+        assert second.ended() == 2 and f"port {server.port}" in second.log
+        before, clock = cpu_seconds(server.process.pid), time.monotonic()
+        time.sleep(2.5)
+        share = (cpu_seconds(server.process.pid) - before) / (time.monotonic() - clock)
+        assert share < 0.02, f"{share:.1%} of a core while idle"
+        assert server.post(TEXT, SHORT)[0] == 200
+        assert told_to_end(server) < 2 and server.end() == 0
+        assert port_is_free(server.port)
+    finally:
+        server.end()
+    said = [json.loads(line) for line in server.log.splitlines() if line.startswith("{")]
+    assert [one["event"] for one in said] == ["ready", "request", "stopping", "stopped"]
+    assert "train" not in server.log, "a prompt in the log"
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.parametrize("moment", ["load", "prefill", "decode"])
+def test_sigterm_ends_the_process_and_frees_the_port(model: Path, moment: str) -> None:
+    """With the default drain timeout; a stream that takes longer is told why it ends."""
+    server = ServerProcess(model, "--prefill-chunk", "1", "--drain-timeout", "0.5")
+    try:
+        server.up("/health" if moment == "load" else "/ready")
+        stream: Any = None
+        if moment == "prefill":
+            stream = Stream(server, {"prompt": PROMPT, "max_tokens": 4})
+            while not server.status()["running"]:
+                time.sleep(0.002)
+        if moment == "decode":
+            stream, events, _ = begun(server)
+        assert told_to_end(server) < 5
+        if moment == "decode":
+            *_, last = events
+            assert last["error"]["code"] == "shutdown"
+        if moment == "prefill":
+            assert stream.head()[0] == 503
+        assert server.end() == 0 and port_is_free(server.port)
+    finally:
+        server.end()
+
+
+def test_a_request_that_ends_in_time_is_answered_whole_and_those_behind_it_are_sent_away(model: Path) -> None:
+    server = ServerProcess(model, "--drain-timeout", "4").up()
+    try:
+        body = {**LONG, "max_tokens": 60}
+        whole = server.post(TEXT, body)[1]["choices"][0]["text"]
+        _, events, first = begun(server, body)
+        second = Stream(server, SHORT)
+        while not server.status()["waiting"]:
+            time.sleep(0.002)
+        server.process.send_signal(signal.SIGTERM)
+        said = [first, *events]
+        assert "".join(one["choices"][0]["text"] for one in said) == whole
+        assert said[-1]["choices"][0]["finish_reason"] == "length"
+        assert second.head()[0] == 503
+        server.process.wait(5)
+        assert server.end() == 0
+    finally:
+        server.end()
+
+
+@pytest.mark.parametrize(("numbers", "code"), [((signal.SIGINT,), 130), ((signal.SIGTERM, signal.SIGTERM), 143)])
+def test_ctrl_c_and_a_second_signal_say_how_the_process_ended(model: Path, numbers: tuple[int, ...], code: int) -> None:
+    server = ServerProcess(model, "--drain-timeout", "1" if len(numbers) == 1 else "60").up()
+    try:
+        stream, _, _ = begun(server)
+        for number in numbers:
+            server.process.send_signal(number)
+            time.sleep(0.2)
+        server.process.wait(5)
+        assert server.end() == code and port_is_free(server.port)
+        stream.close()
+    finally:
+        server.end()
+
+
+def test_a_server_that_was_killed_starts_again_in_its_place_and_says_the_same(model: Path) -> None:
+    first = ServerProcess(model).up()
+    try:
+        said = first.post(TEXT, SHORT)[1]["choices"]
+        stream, events, _ = begun(first)
+        first.process.kill()
+        assert first.process.wait(5) == -signal.SIGKILL
+        assert not [event for event in events if event.get("error")], "nobody was left to say more"
+    finally:
+        first.end()
+    second = ServerProcess(model, port=first.port).up()
+    try:
+        assert second.post(TEXT, SHORT)[1]["choices"] == said
+        stream.close()
+    finally:
+        second.end()
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [(("--port", "70000"), "port"), (("--max-queue", "-1"), "max_queue"), (("--drafter", "dspark"), "dspark"),
+     (("--host", "no.such.host.invalid"), "cannot listen")],
+)  # fmt: skip
+def test_a_server_that_cannot_start_says_why_in_one_line_with_code_2(
+    model: Path, flags: tuple[str, str], complaint: str
+) -> None:
+    server = ServerProcess(model, *flags)
+    assert server.ended() == 2
+    assert complaint in server.log and server.log.count("\n") == 1, server.log
