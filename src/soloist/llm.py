@@ -108,6 +108,7 @@ class LLM:
         self._slot = threading.Lock()
         self._cancelled = threading.Event()
         self._closed = False
+        self._group.ready(self._slot.locked)
         if self._group.rank:
             self._follow()
 

@@ -23,7 +23,7 @@ from soloist.errors import RankLost
 FAREWELL = {"farewell": True}
 """What rank 0 says before it closes, so that the others end in peace."""
 
-KEEP_ALIVE = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 6000}
+KEEP_ALIVE = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 4000}
 """Seconds, and in the last one milliseconds, after which a peer that does not answer is gone. Linux's names."""
 
 VERDICT_S = 1.0
@@ -32,13 +32,14 @@ VERDICT_S = 1.0
 
 class Channel:
     """One end of the line; see `Leader` and `Follower`. lost: which rank is gone, once one is. at_end: called, from another
-    thread, when a rank is gone or rank 0 parts, to free whatever waits for it.
+    thread, when a rank is gone or rank 0 parts, to free whatever waits for it. busy: whether something may wait.
     """
 
     lost: str | None = None
 
     def __init__(self) -> None:
         self.at_end: list[Callable[[], None]] = []
+        self.busy: Callable[[], bool] = lambda: True
 
     def tell(self, message: Any) -> None:
         """Rank 0: send to all others.   Raises: RankLost."""

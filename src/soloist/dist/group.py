@@ -58,6 +58,10 @@ class Group(Protocol):
         """Raises: RankLost if a rank is gone, without waiting for anybody."""
         ...
 
+    def ready(self, busy: Callable[[], bool]) -> None:
+        """The model is built. busy: whether a request runs, so that somebody waits for the others."""
+        ...
+
     def broadcast_object(self, value: Any = None) -> Any:
         """What rank 0 gives, JSON, to all. On other ranks it waits; None says that rank 0 has closed.   Raises: RankLost."""
         ...
@@ -89,6 +93,9 @@ class Solo:
         pass
 
     def check(self) -> None:
+        pass
+
+    def ready(self, busy: Callable[[], bool]) -> None:
         pass
 
     def broadcast_object(self, value: Any = None) -> Any:
@@ -161,6 +168,9 @@ class Ranks:
     def check(self) -> None:
         if self.lost is not None or (self.one_shot is not None and self.one_shot.missed.item()):
             raise RankLost(self._channel.verdict("a rank did not answer for most of a minute"))
+
+    def ready(self, busy: Callable[[], bool]) -> None:
+        self._channel.busy = busy
 
     def broadcast_object(self, value: Any = None) -> Any:
         if self.rank:

@@ -32,7 +32,7 @@ JOIN_S = 120.0
 EXCHANGE_S = 600.0
 """How long one rank may wait for another in an exchange: the slowest may still be loading."""
 
-ESCAPE_S = 6.0
+ESCAPE_S = 4.0
 """How long rank 0 may stay stuck in its device after a loss before its process is ended."""
 
 LOOPBACK = "127.0.0.1"
@@ -164,24 +164,23 @@ def backend(device: torch.device) -> str:
 
 
 def _escape(device: torch.device) -> Callable[[Leader], None]:
-    """What frees rank 0 from waiting for a rank that is gone. gloo frees itself, since the sockets close; a GPU waits on
-    in its kernel, which no exception reaches: NCCL is told to give up, and if that frees nobody the process ends.
+    """What frees rank 0 from waiting for a rank that is gone. gloo frees itself where sockets close, but not if a whole
+    machine vanished; a GPU waits on in its kernel, which no exception reaches: NCCL is told to give up. If nothing of
+    this frees who waits here, the process ends.
     """
 
     def escape(channel: Leader) -> None:
-        if device.type != "cuda":
-            return
         timer = threading.Timer(ESCAPE_S, _exit_unless_noticed, [channel])
         timer.daemon = True
         timer.start()
         group = dist.group.WORLD
-        if group is not None:
+        if device.type == "cuda" and group is not None:
             group.abort()
 
     return escape
 
 
 def _exit_unless_noticed(channel: Leader) -> None:
-    if not channel.noticed:
+    if channel.busy() and not channel.noticed:
         print(f"soloist: {channel.lost}", file=sys.stderr, flush=True)
         os._exit(1)
