@@ -92,6 +92,12 @@ def test_light_imports_do_not_load_torch(module: str) -> None:
     assert time.perf_counter() - begun < 1.0
 
 
+def test_the_engine_is_imported_without_torchs_compiler() -> None:
+    """It takes as long to import as all else together, and nothing needs it before a model is loaded."""
+    code = "import sys, soloist.llm; assert not {'torch._dynamo', 'sympy', 'triton'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_text_layer_does_not_import_torch() -> None:
     for path in (SOURCE / "text").rglob("*.py"):
         assert "import torch" not in path.read_text(), path

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch.nn.attention.bias import causal_lower_right
 
 from soloist.ops.cases import case, randn
 from soloist.ops.op import Case, op
@@ -120,6 +119,9 @@ def fused_attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, s
 
     A mask of numbers would send a later chunk to the kernel that stores all scores; the lower-right bias is a flag.
     """
+    # Only here, since it brings in torch's compiler, which takes longer than all else at the start of a process.
+    from torch.nn.attention.bias import causal_lower_right
+
     (T, H, Dk), (G, S, Dv) = q.shape, values.shape
     values = F.pad(values, (0, Dk - Dv))
     if G != H:
