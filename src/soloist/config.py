@@ -156,7 +156,7 @@ class EngineConfig:
     device: str = "auto"
     dtype: str = "auto"
     context_length: int | None = None
-    prefill_chunk: int = 512
+    prefill_chunk: int | str = "auto"
     prefix_cache_bytes: int = 1 << 29
     threads: int | None = None
     tensor_parallel: int = 1
@@ -173,7 +173,10 @@ class EngineConfig:
         self._check_drafting()
         if self.context_length is not None:
             _whole("context_length", self.context_length, 2, 1 << 24)
-        _whole("prefill_chunk", self.prefill_chunk, 1, 1 << 20)
+        if isinstance(self.prefill_chunk, str) and self.prefill_chunk != "auto":
+            raise UserError(f"prefill_chunk={self.prefill_chunk!r} must be auto or a whole number from 1 to {1 << 20}")
+        if self.prefill_chunk != "auto":
+            _whole("prefill_chunk", self.prefill_chunk, 1, 1 << 20)
         _whole("prefix_cache_bytes", self.prefix_cache_bytes, 0, 1 << 50)
         if self.threads is not None:
             _whole("threads", self.threads, 1, 4096)

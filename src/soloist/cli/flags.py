@@ -26,7 +26,7 @@ ENGINE_HELP = {
     "device": "auto, cpu, cuda or cuda:N",
     "dtype": "auto, float32, bfloat16 or float16; auto is float32 on a CPU and the stored type on a GPU",
     "context_length": "tokens of prompt and answer together, none = all the model's positions",
-    "prefill_chunk": "prompt tokens computed at once",
+    "prefill_chunk": "prompt tokens computed at once, a number or auto",
     "prefix_cache_bytes": "memory for what earlier prompts left, so that a prompt which begins like one of them starts "
     "behind it with the same text; 0 = every prompt is computed whole",
     "threads": "CPU threads, none = OMP_NUM_THREADS where set, otherwise one for each core",

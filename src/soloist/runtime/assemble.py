@@ -27,6 +27,8 @@ from soloist.weights.loader import QUIET_BYTES
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
+CPU_CHUNK, GPU_CHUNK = 512, 8192
+
 
 @dataclass(frozen=True)
 class Assembled:
@@ -73,7 +75,7 @@ def build(
     bufs = Buffers(model_config.vocab_size, plan.context_length + MAX_WINDOW + 1, device)
     parts = Parts(decoder, sequence, bufs, drafter)
     engine = Engine(
-        parts, model_config.vocab_size, config.prefill_chunk, widths, config.acceptance == "rejection",
+        parts, model_config.vocab_size, plan.prefill_chunk, widths, config.acceptance == "rejection",
         plan.prefix_cache_bytes,
     )  # fmt: skip
     assert drafter.width == plan.draft_width, (drafter.name, drafter.width, plan.draft_width)
@@ -104,7 +106,7 @@ def resolve(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Plan, ModelCo
         device_name=device_name(device),
         dtype=str(dtype).removeprefix("torch."),
         context_length=context,
-        prefill_chunk=config.prefill_chunk,
+        prefill_chunk=choose_chunk(config.prefill_chunk, device),
         prefix_cache_bytes=kept_bytes(config),
         threads=config.threads or environment_threads() or threads,
         drafter=drafter,
@@ -145,6 +147,13 @@ def choose_dtype(name: str, stored: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         name = stored if device.type == "cuda" and stored in DTYPES else "float32"
     return DTYPES[name]
+
+
+def choose_chunk(wanted: int | str, device: torch.device) -> int:
+    """auto: short passes on a CPU, so that a prompt can be given up soon; on a GPU as many rows as keep experts busy."""
+    if isinstance(wanted, int):
+        return wanted
+    return GPU_CHUNK if device.type == "cuda" else CPU_CHUNK
 
 
 def choose_context(wanted: int | None, most: int) -> int:

@@ -37,6 +37,9 @@ class Request:
     grammar: Grammar | None = None
 
 
+WARM_ROWS = 33
+"""A prompt that is longer than a window, gives experts few rows, and is divisible by nothing."""
+
 FINISH = {STOPPED: "stop", FULL: "length"}
 
 
@@ -129,17 +132,20 @@ class Engine:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Run a short prompt and rounds of every width, so that no request pays for what is made at first use.
+        """Run prompts and rounds of every width, so that no request pays for what is made at first use.
 
-        Where rounds are captured each width runs twice, once to compile and once to capture; on the CPU, where widths do
-        not differ in that, the narrowest and the widest do.
+        Where rounds are captured each width runs twice, once to compile and once to capture, and prompts are as long as it
+        takes to compile the kernels of long windows for few and for many rows an expert; on the CPU, where lengths and
+        widths do not differ in that, a short prompt and the narrowest and the widest round do.
         """
         widest, captures = self.parts.drafter.width, self.runner.lookahead > 0
         widths = [width for width in range(widest + 1) for _ in range(2)] if captures else [0, widest]
         bound, budget = 1, min(sum(width + 1 for width in widths), self.context_length - 1)
-        prompt, sampler = self._start(Request((0,), (), SamplingParams(temperature=0)), budget)
-        for _ in prefill(self.parts, sampler, prompt, self.prefill_chunk, self.prefixes):
-            pass
+        for length in (self.prefill_chunk, WARM_ROWS, 1) if captures else (1,):
+            ids = (0,) * min(length, self.context_length - 1)
+            prompt, sampler = self._start(Request(ids, (), SamplingParams(temperature=0)), budget)
+            for _ in prefill(self.parts, sampler, prompt, self.prefill_chunk, self.prefixes):
+                pass
         for width in widths:
             bound = min(bound + width + 1, self.context_length + self.parts.sequence.max_window)
             self.runner.launch(sampler, bound, width)
