@@ -132,7 +132,7 @@ class Driven:
     def _take(self, output: RoundOutput | None) -> int:
         if output is None:
             return 0
-        n, _, *picks = output.report.tolist()
+        n, _, _, *picks = output.report.tolist()
         self.text += picks[:n]
         return int(n)
 

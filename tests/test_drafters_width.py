@@ -56,7 +56,7 @@ def decode(
         ms = cost(width) * (1 + noise * draw.random())
         done, total = done + emitted, total + ms
         widths.append(width)
-        unheard.append((width, emitted, True, ms, confidence(done)))
+        unheard.append((width, width, emitted, True, ms, confidence(done)))
         if len(unheard) > lag:
             choice.learn(*unheard.pop(0))
     return total, widths
@@ -182,5 +182,5 @@ def test_a_drafter_that_does_not_foresee_is_not_stuck_with_what_it_last_said() -
     widths = []
     for _ in range(300):
         widths.append(choice.choose())
-        choice.learn(widths[-1], widths[-1] + 1, True, cheap(widths[-1]), said["last"])
+        choice.learn(widths[-1], widths[-1], widths[-1] + 1, True, cheap(widths[-1]), said["last"])
     assert sum(width > 0 for width in widths) > 100

@@ -134,11 +134,15 @@ def test_a_vocabulary_map_that_leads_nowhere_is_refused(values: list[int], tmp_p
         build(tmp_path)
 
 
-@pytest.mark.parametrize("values", [[1.0], [0.0] * 5, "warm"])
-def test_temperatures_that_do_not_fit_are_refused(values: object, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "values, complaint",
+    [([1.0], "1 temperatures for a drafter of 5 places"), ([0.0] * 5, "numbers above 0"), ("warm", "numbers above 0"),
+     ([True] * 5, "numbers above 0"), ([], "numbers above 0")],
+)  # fmt: skip
+def test_temperatures_that_do_not_fit_are_refused(values: object, complaint: str, tmp_path: Path) -> None:
     write_drafter(tmp_path, Facts(), "deepspec", 6)
     (tmp_path / "calibration.json").write_text(json.dumps({"temperatures": values}))
-    with pytest.raises(UserError, match="must be 5 numbers above 0"):
+    with pytest.raises(UserError, match=complaint):
         build(tmp_path)
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import soloist.drafters.dspark  # noqa: F401  these import every op
+import soloist.drafters.mtp  # noqa: F401
 import soloist.models.registry  # noqa: F401
 import soloist.runtime.engine  # noqa: F401
 from soloist.ops.finish_round import WRITTEN

@@ -21,7 +21,7 @@ def measured(results: list[RoundResult], widths: WidthChoice, used: list[int] | 
 
 
 def result(emitted: int, drafted: int, done: int = RUNNING) -> RoundResult:
-    return RoundResult(list(range(emitted)), None, drafted, done, 1.0, None)
+    return RoundResult(list(range(emitted)), None, drafted, drafted, done, 1.0, None)
 
 
 def test_every_figure_of_a_small_request_by_hand() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from soloist.drafters.calibration import DSPARK_FILE, read_temperatures, tempered
 from soloist.drafters.drafter import Draw
 from soloist.drafters.dspark_formats import IGNORED, DraftConfig, destinations, read_draft_config
 from soloist.drafters.dspark_model import DsparkModel
@@ -16,7 +17,6 @@ from soloist.models.decoder import Decoder, Output
 from soloist.state.buffers import Buffers
 from soloist.state.sequence import Sequence, Window
 from soloist.weights.checkpoint import Checkpoint
-from soloist.weights.json_file import read_object_if_any
 from soloist.weights.loader import Names, fill
 from soloist.weights.shard import read_bytes
 
@@ -76,8 +76,7 @@ class DsparkDrafter:
             laws += [] if law is None else [law]
         self.law = torch.cat(laws) if laws else None
         if self.confidence is not None:
-            chances = torch.sigmoid(torch.cat(sure)[:, 0] / self.temperatures[: window.width])
-            self.confidence[: window.width] = chances
+            self.confidence[: window.width] = tempered(torch.cat(sure)[:, 0], self.temperatures[: window.width])
         return torch.cat(tokens)
 
     def _confidence(self, hidden: torch.Tensor, memory: torch.Tensor | None) -> torch.Tensor:
@@ -164,13 +163,11 @@ def _draft_ids(checkpoint: Checkpoint, config: DraftConfig) -> torch.Tensor | No
 
 
 def _temperatures(checkpoint: Checkpoint, config: DraftConfig) -> list[float]:
-    """calibration.json beside the weights: {"temperatures": [one for each drafted place]}. Ones without it."""
-    values = read_object_if_any(checkpoint.path / "calibration.json").get("temperatures")
+    """Of the calibration beside the weights, which must have one for each drafted place. Ones without it."""
+    path = checkpoint.path / DSPARK_FILE
+    values = read_temperatures(path)
     if values is None:
         return [1.0] * config.num_drafts
-    good = isinstance(values, list) and all(isinstance(t, float | int) and t > 0 for t in values)
-    if not good or len(values) != config.num_drafts:
-        raise UserError(
-            f"{checkpoint.path / 'calibration.json'}: temperatures must be {config.num_drafts} numbers above 0; fit them anew"
-        )
-    return [float(t) for t in values]
+    if len(values) != config.num_drafts:
+        raise UserError(f"{path}: {len(values)} temperatures for a drafter of {config.num_drafts} places; fit them anew")
+    return values

@@ -10,23 +10,29 @@ from __future__ import annotations
 
 import torch
 
+from soloist.drafters.calibration import tempered
 from soloist.drafters.drafter import Draw
 from soloist.errors import UserError
 from soloist.models.decoder import Decoder, MtpLayer, Output
+from soloist.ops.top_chance import top_chance
 from soloist.state.buffers import Buffers
 from soloist.state.sequence import Sequence, Window
 
 
 class MtpDrafter:
-    """One forward of the layer a drafted token; the first comes from the row that `observe` ran last."""
+    """One forward of the layer a drafted token; the first comes from the row that `observe` ran last.
+
+    With temperatures [width] it tells how sure it is: the probability of its best token at every place, from a logit
+    divided by the place's temperature. Without them nobody asks, and it costs nothing.
+    """
 
     name = "mtp"
     taps: tuple[int, ...] = ()
-    confidence: torch.Tensor | None = None
     foresees = False
 
-    def __init__(self, layer: MtpLayer, width: int):
-        self.layer, self.width = layer, width
+    def __init__(self, layer: MtpLayer, width: int, temperatures: torch.Tensor | None = None):
+        self.layer, self.width, self.temperatures = layer, width, temperatures
+        self.confidence = None if temperatures is None else torch.ones_like(temperatures)
         self.law: torch.Tensor | None = None
 
     def bind(self, model: Decoder, sequence: Sequence, bufs: Buffers) -> None:
@@ -36,6 +42,8 @@ class MtpDrafter:
 
     def reset(self) -> None:
         self._last.zero_()
+        if self.confidence is not None:
+            self.confidence.fill_(1.0)
 
     def observe(self, out: Output, following: torch.Tensor, n: torch.Tensor) -> None:
         """Rows from n on are wrong and lie where the next chain and the next window write."""
@@ -43,14 +51,18 @@ class MtpDrafter:
         self._last.copy_(hidden.index_select(0, (n - 1).clamp_min(0)))
 
     def propose(self, bufs: Buffers, window: Window, draw: Draw) -> torch.Tensor:
-        hidden, tokens, laws = self._last, list[torch.Tensor](), list[torch.Tensor]()
+        hidden, tokens, laws, rows = self._last, list[torch.Tensor](), list[torch.Tensor](), list[torch.Tensor]()
         for j in range(window.width):
             if j:  # the row of a drafted token lies one place before it
                 hidden = self._forward(tokens[-1], hidden, window.row(j - 1))
-            token, law = draw(self._model.logits(hidden), window.positions[j : j + 1] + 1)
+            rows.append(self._model.logits(hidden))
+            token, law = draw(rows[-1], window.positions[j : j + 1] + 1)
             tokens.append(token)
             laws += [] if law is None else [law]
         self.law = torch.cat(laws) if laws else None
+        if self.confidence is not None and self.temperatures is not None:
+            chances = top_chance(torch.cat(rows))
+            self.confidence[: window.width] = tempered(torch.logit(chances), self.temperatures[: window.width])
         return torch.cat(tokens)
 
     def _forward(self, following: torch.Tensor, hidden: torch.Tensor, window: Window) -> torch.Tensor:
@@ -61,10 +73,16 @@ class MtpDrafter:
         return out
 
 
-def build_mtp(decoder: Decoder, width: int) -> MtpDrafter:
-    """Raises: UserError for a checkpoint with several MTP layers, whose order of use no public file defines."""
+def build_mtp(decoder: Decoder, width: int, temperatures: list[float] | None = None) -> MtpDrafter:
+    """temperatures: for a drafter that tells how sure it is; the last one also serves the places behind it.
+
+    Raises: UserError for a checkpoint with several MTP layers, whose order of use no public file defines.
+    """
     if len(decoder.mtp) != 1:
         raise UserError(f"drafter=mtp runs one MTP layer, the checkpoint has {len(decoder.mtp)}; use drafter=ngram")
     layer = decoder.mtp[0]
     assert isinstance(layer, MtpLayer)
-    return MtpDrafter(layer, width)
+    if temperatures is None:
+        return MtpDrafter(layer, width)
+    places = [temperatures[min(place, len(temperatures) - 1)] for place in range(width)]
+    return MtpDrafter(layer, width, torch.tensor(places, device=decoder.embed.weight.device))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from soloist.config import MAX_WINDOW, EngineConfig, ModelConfig
+from soloist.drafters.calibration import MTP_FILE, read_temperatures
 from soloist.drafters.drafter import Drafter, NoDraft
 from soloist.drafters.ngram import NgramDrafter
 from soloist.drafters.scripted import read_script
@@ -74,7 +75,8 @@ def build_drafter(name: str, config: EngineConfig, checkpoint: Checkpoint, decod
     if name == "mtp":
         from soloist.drafters.mtp import build_mtp
 
-        return build_mtp(decoder, most)
+        asked = is_auto(config)
+        return build_mtp(decoder, most, read_temperatures(checkpoint.path / MTP_FILE) or [1.0] if asked else None)
     from soloist.drafters.dspark import build_dspark
 
     return build_dspark(_dspark_checkpoint(config, checkpoint), decoder, most)

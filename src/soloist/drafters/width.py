@@ -1,6 +1,9 @@
 """How many tokens to draft: the width that promises most tokens a millisecond, judged by older rounds only.
 
-With acceptance by equality no width changes the text, so the choice may look at anything and only costs or saves time.
+The host decides how many are drafted, knowing the rounds it has read. How many of these are verified the device decides
+itself, in the round and from the confidences of its own drafts (ops/choose_width.py), by what the host tells it of costs and
+experience. With acceptance by equality no width changes the text, so the choice may look at anything and only costs or
+saves time.
 A credit, in plain rounds, bounds what it can cost: a drafted round must be affordable even if all its drafts are
 rejected, wins fill the credit, and plain rounds add a hundredth. So decoding is never slower than plain by more than
 that hundredth and the credit a request starts with, however wrong the estimates are.
@@ -10,6 +13,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul, truediv
 from statistics import median
 from typing import Protocol
 
@@ -22,9 +27,21 @@ START_CREDIT, MOST_CREDIT, ALLOWANCE = 1.0, 16.0, 0.01
 HYSTERESIS = 1.03
 """By how much another width must look better than the last one."""
 
+TELL_EVERY = 8
+"""Rounds after which the device is told anew."""
+
+
+Told = tuple[list[float], list[float], float]
+"""costs, factors, saved: see `choose_width`."""
+
 
 class WidthChoice(Protocol):
-    """Told of every round in order; asked for the width of the next, perhaps before it heard of the last."""
+    """Told of every round in order; asked for the width of the next, perhaps before it heard of the last.
+
+    adapts: whether a round may verify fewer tokens than it drafts.
+    """
+
+    adapts: bool
 
     @property
     def plain_ms(self) -> float | None:
@@ -39,14 +56,23 @@ class WidthChoice(Protocol):
         """Tokens to draft in the round that is launched next. sure: how many drafts, the first, a grammar forces."""
         ...
 
-    def learn(self, width: int, emitted: int, running: bool, ms: float, confidence: Sequence[float] | None) -> None:
-        """What the oldest round not yet heard of brought, how long it took, and the drafter's confidence after it."""
+    def tell(self) -> Told | None:
+        """What the device needs to know for that round; None where what it was told last will do."""
+        ...
+
+    def learn(
+        self, width: int, verified: int, emitted: int, running: bool, ms: float, confidence: Sequence[float] | None
+    ) -> None:
+        """What the oldest round not yet heard of brought, of how many drafts and how many of them verified, how long it
+        took, and the drafter's confidence after it.
+        """
         ...
 
 
 class FixedWidth:
     """Always the same width."""
 
+    adapts = False
     plain_ms: float | None = None
 
     def __init__(self, width: int):
@@ -58,7 +84,12 @@ class FixedWidth:
     def choose(self, sure: int = 0) -> int:
         return self.width
 
-    def learn(self, width: int, emitted: int, running: bool, ms: float, confidence: Sequence[float] | None) -> None:
+    def tell(self) -> Told | None:
+        return None
+
+    def learn(
+        self, width: int, verified: int, emitted: int, running: bool, ms: float, confidence: Sequence[float] | None
+    ) -> None:
         pass
 
 
@@ -97,10 +128,32 @@ class RoundCosts:
             return low * (1 + self.SLOPE * (width - below))
         return low + (self._medians[above] - low) * (width - below) / (above - below)
 
+    def table(self, most: int) -> list[float]:
+        """Of all widths up to `most`; a wider one costs no less."""
+        return list(accumulate((self[width] for width in range(most + 1)), max))
+
     def at_most(self, width: int) -> float:
         """A window costs at most as much more as it has more rows."""
         below = max(w for w in self._medians if w <= width)
         return self._medians[below] * (width + 1) / (below + 1)
+
+
+class Savings:
+    """What share of the time between a wide round and a narrow one is saved if the wide one verifies only as much as the
+    narrow one: 1 where its other rows cost nothing, 0 where they cost as much as ever. START until it was measured.
+    """
+
+    START, SAMPLES = 0.5, 15
+
+    def __init__(self) -> None:
+        self._samples: deque[float] = deque(maxlen=self.SAMPLES)
+        self.share = self.START
+
+    def learn(self, wide_ms: float, narrow_ms: float, ms: float) -> None:
+        """A round that drafted as the wide one and verified as the narrow one took `ms`."""
+        if wide_ms > narrow_ms:
+            self._samples.append(min(1.0, max(0.0, (wide_ms - ms) / (wide_ms - narrow_ms))))
+            self.share = median(self._samples)
 
 
 class Survival:
@@ -116,14 +169,18 @@ class Survival:
     def __init__(self, most: int):
         self._hits, self._expected = [0.0] * most, [0.0] * most
 
+    def factors(self) -> list[float]:
+        """By which what the drafter says of each place is to be multiplied."""
+        factors, factor = [], 1.0
+        for hits, expected in zip(self._hits, self._expected, strict=True):
+            factor = (hits + self.STRENGTH * factor) / (expected + self.STRENGTH)
+            factors.append(factor)
+        return factors
+
     def conditional(self, confidence: Sequence[float] | None) -> list[float]:
         """The corrected chance of every draft."""
         said = [self.PRIOR] * len(self._hits) if confidence is None else confidence
-        chances, factor = [], 1.0
-        for chance, hits, expected in zip(said, self._hits, self._expected, strict=True):
-            factor = (hits + self.STRENGTH * factor) / (expected + self.STRENGTH)
-            chances.append(min(1.0, chance * factor))
-        return chances
+        return [min(1.0, chance * factor) for chance, factor in zip(said, self.factors(), strict=True)]
 
     def learn(self, confidence: Sequence[float] | None, width: int, accepted: int, sure: int = 0) -> None:
         """The first rejected draft was the last trial; those behind it say nothing, nor do the `sure` first."""
@@ -139,17 +196,22 @@ class AutoWidth:
     """The width with the most expected tokens a millisecond, as far as the credit reaches.
 
     most: the drafter's width. foresees: see Drafter; a confidence of the last proposal is taken for a forecast, but not
-    once a plain round came after it. refresh: rounds after which a plain round is due, to know what drafting is worth.
+    once a plain round came after it. refresh: rounds after which a plain round is due, to know what drafting is worth, and
+    one of each width that verifies all its drafts, to know what that costs.
     """
+
+    adapts = True
 
     def __init__(self, most: int, foresees: bool = False, refresh: int = 64):
         self.widths = [w for w in WIDTHS if w < most] + [most]
-        self.costs, self.survival = RoundCosts(), Survival(most)
+        self.costs, self.survival, self.savings = RoundCosts(), Survival(most), Savings()
         self.credit, self.foresees, self.refresh = 0.0, foresees, refresh
         self._confidence: Sequence[float] | None = None
-        # believed, credit set aside, sure drafts
-        self._launched: deque[tuple[Sequence[float] | None, float, int]] = deque()
+        self._trims = False
+        self._launched: deque[tuple[float, int]] = deque()  # credit set aside, sure drafts
         self._last, self._since_plain = 0, 0
+        self._since_whole = dict.fromkeys(self.widths, refresh)
+        self._since_told = 0
 
     @property
     def plain_ms(self) -> float | None:
@@ -158,9 +220,10 @@ class AutoWidth:
     def begin(self, confidence: Sequence[float] | None) -> None:
         self.credit = max(self.credit, START_CREDIT)
         self.survival = Survival(self.widths[-1])
+        self._trims = confidence is not None
         self._confidence = confidence if self.foresees else None
         self._launched.clear()
-        self._last = 0
+        self._last, self._since_told = 0, TELL_EVERY
 
     def choose(self, sure: int = 0) -> int:
         stale = self.plain_ms is None or self._since_plain >= self.refresh
@@ -168,7 +231,7 @@ class AutoWidth:
         self._since_plain = self._since_plain + 1 if self._last else 0
         risk = self._risk(self._last) if self._last else 0.0
         self.credit -= risk
-        self._launched.append((self._confidence, risk, sure))
+        self._launched.append((risk, sure))
         return self._last
 
     def _risk(self, width: int) -> float:
@@ -176,24 +239,41 @@ class AutoWidth:
         return self.costs.at_most(width) / self.costs[0] - 1
 
     def _best(self, sure: int) -> int:
-        plain, chances = self.costs[0], self.survival.conditional(self._confidence)
+        chances = self.survival.conditional(self._confidence)
         chances[:sure] = [1.0] * min(sure, len(chances))
-        best, most, tokens, survives, j = 0, HYSTERESIS if self._last == 0 else 1.0, 1.0, 1.0, 0
+        costs, saved = self.costs.table(len(chances)), self.savings.share if self._trims else 0.0
+        tokens = list(accumulate(accumulate(chances, mul), initial=1.0))
+        best, most = 0, HYSTERESIS if self._last == 0 else 1.0
         for width in self.widths:
-            while j < width:
-                survives *= chances[j]
-                tokens += survives
-                j += 1
-            value = tokens * plain / self.costs[width] * (HYSTERESIS if width == self._last else 1.0)
+            spent = [costs[width] - saved * (costs[width] - costs[w]) for w in range(width + 1)]
+            value = costs[0] * max(map(truediv, tokens, spent)) * (HYSTERESIS if width == self._last else 1.0)
             if value > most and self._risk(width) <= self.credit:
                 best, most = width, value
         return best
 
-    def learn(self, width: int, emitted: int, running: bool, ms: float, confidence: Sequence[float] | None) -> None:
-        self.costs.learn(width, ms)
-        believed, risk, sure = self._launched.popleft()
+    def tell(self) -> Told | None:
+        """Every so often; and for a round that is to verify all, and after it."""
+        if not self._trims or not self._last:
+            return None
+        whole = self._since_whole[self._last] >= self.refresh
+        self._since_whole[self._last] = 0 if whole else self._since_whole[self._last] + 1
+        self._since_told += 1
+        if self._since_told < TELL_EVERY and not whole:
+            return None
+        self._since_told = TELL_EVERY if whole else 0
+        costs = self.costs.table(self.widths[-1])
+        return costs, self.survival.factors(), 0.0 if whole else self.savings.share
+
+    def learn(
+        self, width: int, verified: int, emitted: int, running: bool, ms: float, confidence: Sequence[float] | None
+    ) -> None:
+        if verified == width:
+            self.costs.learn(width, ms)
+        elif self.costs.measured(width) is not None:
+            self.savings.learn(self.costs[width], self.costs[verified], ms)
+        risk, sure = self._launched.popleft()
         if running:  # what ended the request may have cut the round
-            self.survival.learn(believed, width, emitted - 1, sure)
+            self.survival.learn(self._confidence if self.foresees else confidence, verified, emitted - 1, sure)
         gained = emitted - ms / self.costs[0] if width else ALLOWANCE
         self.credit = min(self.credit + risk + gained, MOST_CREDIT)
         self._confidence = confidence if width or self.foresees else None

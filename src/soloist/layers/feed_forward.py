@@ -21,7 +21,8 @@ class Mlp(torch.nn.Module):
         self.gate_up = Linear(hidden_size, {"gate": config.width, "up": config.width}, dtype, bias=config.bias)
         self.down = Linear(config.width, {"weight": hidden_size}, dtype, bias=config.bias)
 
-    def forward(self, stream: Stream, norm: Norm) -> Stream:
+    def forward(self, stream: Stream, norm: Norm, rows: torch.Tensor | None = None) -> Stream:
+        """rows: see `Window`. All rows share the weights, so none is worth leaving out."""
         if self.gate_up.bias is None:
             h, residual = add_norm_gate_up(*stream, norm, self.gate_up.operand, self.limit)
         else:
@@ -77,14 +78,15 @@ class Moe(torch.nn.Module):
         if config.shared is not None:
             self.shared = Mlp(config.shared, hidden_size, dtype)
 
-    def forward(self, stream: Stream, norm: Norm) -> Stream:
+    def forward(self, stream: Stream, norm: Norm, rows: torch.Tensor | None = None) -> Stream:
+        """rows: see `Window`."""
         c = self.config
         assert stream.branch is not None, "a mixer stands before"
         bias = self.selection_bias.weight if c.selection_bias else None
         routing = Routing(self.router.weight, bias, c.top_k, c.num_groups, c.top_groups, c.score, c.normalise, c.scaling)
         experts = RoutedExperts(self.experts.gate_up, self.experts.down, c.limit, self.experts.first)
         shared = None if c.shared is None else self.shared.shared_expert
-        branch, residual = moe(stream.residual, stream.branch, norm, routing, experts, shared)
+        branch, residual = moe(stream.residual, stream.branch, norm, routing, experts, shared, rows)
         return Stream(residual, self._whole(branch))
 
     def _whole(self, summand: torch.Tensor) -> torch.Tensor:

@@ -155,7 +155,7 @@ class KdaLayer(torch.nn.Module):
         projected, residual = self.in_proj.after(stream, norm)
         o, gate = kda(projected, self.conv.weight, self.rate, self.dt_bias.weight.view(c.num_heads, c.head_dim),
                       c.lower_bound, cache.history, cache.states, window.place.start, window.live,
-                      window.prefill)  # fmt: skip
+                      window.prefill, window.rows)  # fmt: skip
         branch = gated_norm_linear(o, gate, (self.out_norm.weight, self.eps), self.out.operand)
         return Stream(residual, self.out.whole(branch))
 

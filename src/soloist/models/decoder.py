@@ -49,7 +49,7 @@ class DecoderLayer(nn.Module):
 
     def forward(self, stream: Stream, window: Window, caches: Sequence[Cache], rotation: Rotation | None) -> Stream:
         stream = self.mixer(stream, (self.input_norm.weight, self.eps), window, caches, rotation)
-        return self.mlp(stream, (self.post_norm.weight, self.eps))
+        return self.mlp(stream, (self.post_norm.weight, self.eps), window.rows)
 
 
 class MtpLayer(nn.Module):

@@ -13,7 +13,8 @@ WRITTEN = frozenset(("history", "counts", "anchor", "emitted", "budget", "done",
 """The arguments that are state."""
 
 
-def _case(T: int, V: int, agree: int, budget: int, stop: int | None, temperature: float | None, done: int = 0) -> Case:
+def _case(T: int, V: int, agree: int, budget: int, stop: int | None, temperature: float | None, done: int = 0,
+          rows: int | None = None) -> Case:  # fmt: skip
     """agree: how many drafts are what will be picked."""
 
     def draw(g: torch.Generator) -> dict[str, object]:
@@ -33,16 +34,17 @@ def _case(T: int, V: int, agree: int, budget: int, stop: int | None, temperature
         return {"scores": picks if temperature == 0 else scores, "noise": None if temperature == 0 else noise,
                 "window": window, "positions": positions, "is_stop": is_stop, "history": torch.arange(64),
                 "counts": torch.arange(V), "anchor": scalar(7), "emitted": scalar(5), "budget": scalar(budget),
-                "done": scalar(done), "length": scalar(30), "live": scalar(T), "slots": T + 1}  # fmt: skip
+                "done": scalar(done), "length": scalar(30), "live": scalar(T), "slots": T + 1,
+                "rows": None if rows is None else scalar(rows)}  # fmt: skip
 
-    return case(draw, f"T{T}-V{V}-agree{agree}-budget{budget}-stop{stop}-{temperature}-done{done}")
+    return case(draw, f"T{T}-V{V}-agree{agree}-budget{budget}-stop{stop}-{temperature}-done{done}-rows{rows}")
 
 
 @op(
     cases=[_case(1, 101, 0, 9, None, None), _case(5, 3000, 4, 9, None, None), _case(5, 1025, 2, 9, None, 0.8),
            _case(8, 300, 7, 3, 5, 1.0), _case(16, 5000, 15, 99, 12, 1.3), _case(4, 101, 3, 9, 0, None),
            _case(4, 101, 3, 9, None, None, done=1), _case(3, 101, 2, 1, 0, None), _case(6, 101, 4, 9, None, 0),
-           _case(16, 2000, 15, 99, None, None)],
+           _case(16, 2000, 15, 99, None, None), _case(8, 300, 7, 99, 5, 1.0, rows=3), _case(6, 101, 1, 99, None, None, rows=4)],
 )  # fmt: skip
 def finish_round(
     scores: torch.Tensor,
@@ -59,20 +61,23 @@ def finish_round(
     length: torch.Tensor,
     live: torch.Tensor,
     slots: int,
+    rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Emit the accepted picks and make them part of the sequence. Nothing changes once `done` is set.
 
     Args: scores [T, V] fp32 and noise: see `pick`; or, with noise None, scores [T] int64: tokens picked already.
         window [T], the tokens of the rows; positions [T], their places: pick j takes the place after row j's. The
-        others are state of the request, see Buffers, and of the sequence: length [1], and live [1] among `slots`.
+        others are state of the request, see Buffers, and of the sequence: length [1], and live [1] among `slots`;
+        rows [1] where only the first of the window count.
     Writes: history, places of all picks; counts, by the emitted ones; the [1] tensors.
-    Returns: [2 + T] int64: how many tokens were emitted, done, and the picks.   Source: `accept` has the rules.
+    Returns: [3 + T] int64: how many tokens were emitted, done, how many rows counted, and the picks.
+    Source: `accept` has the rules.
     """
     picks = scores if scores.dim() == 1 else pick(scores, positions + 1, noise)
-    n, now = accept(picks, window, is_stop, budget, done)
-    rows = torch.arange(picks.shape[0], device=picks.device)
+    n, now = accept(picks, window, is_stop, budget, done, rows)
+    place = torch.arange(picks.shape[0], device=picks.device)
     history.index_copy_(0, positions + 1, picks)
-    counts.scatter_add_(0, picks, (rows < n).long())
+    counts.scatter_add_(0, picks, (place < n).long())
     last = picks.gather(0, (n - 1).clamp_min(0))
     anchor.copy_(torch.where(n > 0, last, anchor))
     emitted.add_(n)
@@ -80,4 +85,5 @@ def finish_round(
     done.copy_(now)
     length.add_(n)
     live.add_(n).remainder_(slots)
-    return torch.cat((n, now, picks))
+    counted = torch.full_like(n, picks.shape[0]) if rows is None else rows
+    return torch.cat((n, now, counted, picks))

@@ -69,12 +69,14 @@ def moe(
     routing: Routing,
     experts: RoutedExperts,
     shared: SharedExpert | None,
+    rows: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Add the branch to the residual stream and run the experts on the norm of the sum.
 
     The router multiplies in fp32 where its weight is fp32, and in the stream's dtype otherwise.
 
-    Args: residual, branch [T, D].   Returns: (branch [T, D], the new residual stream [T, D]).
+    Args: residual, branch [T, D]; rows [1] int64 where only the first of them count: the others' branch means nothing, and
+        what they alone choose need not be read.   Returns: (branch [T, D], the new residual stream [T, D]).
     Source: DeepSeek-V3, Ling-3.0, Qwen3-MoE.
     """
     x, residual = normed(residual, branch, norm)

@@ -59,10 +59,11 @@ class Engine:
         rejection: bool = False,
         prefix_cache_bytes: int = 0,
     ):
+        parts.drafter.bind(parts.model, parts.sequence, parts.bufs)
+        parts = replace(parts, trims=widths.adapts and parts.drafter.confidence is not None)
         self.parts, self.vocab_size, self.prefill_chunk = parts, vocab_size, prefill_chunk
         self.widths, self.rejection = widths, rejection
         self.runner: Runner = GraphRunner(parts) if parts.sequence.device.type == "cuda" else EagerRunner(parts)
-        parts.drafter.bind(parts.model, parts.sequence, parts.bufs)
         with torch.inference_mode():
             size = cut_size(parts, prefill_chunk) if prefix_cache_bytes else prefill_chunk
         self.prefixes = PrefixCache(parts.sequence, size, prefix_cache_bytes)
@@ -123,7 +124,7 @@ class Engine:
             constraint = Constraint(request.grammar, self.parts.bufs, len(request.prompt))
         result, begun = None, time.perf_counter()
         for output in prefill(self.parts, sampler, prompt, self.prefill_chunk, self.prefixes):
-            result = None if output is None else to_host(output, begun)
+            result = None if output is None else to_host(output, 0, begun)
             yield result
         assert result is not None
         self.widths.begin(result.confidence)
@@ -178,13 +179,17 @@ class Engine:
                 constraint.take(result.tokens)
             while len(in_flight) <= lookahead:
                 width = self.widths.choose(constraint.num_forced if constraint else 0)
+                if (told := self.widths.tell()) is not None:
+                    self.parts.bufs.tell(*told)
                 in_flight.append(width + 1)
                 bound = min(committed + sum(in_flight), limit)
                 self.runner.launch(sampler, bound, width, constraint.follow if constraint else None)
             result = self.runner.read()
             in_flight.popleft()
             committed += len(result.tokens)
-            self.widths.learn(result.drafted, len(result.tokens), result.running, result.ms, result.confidence)
+            self.widths.learn(
+                result.drafted, result.verified, len(result.tokens), result.running, result.ms, result.confidence
+            )
             yield result
 
     @torch.inference_mode()

@@ -36,6 +36,7 @@ class InFlight:
     """A round on its way: its output in pinned memory, valid after `end`, and the event before it."""
 
     output: RoundOutput
+    drafted: int
     begin: torch.cuda.Event
     end: torch.cuda.Event
 
@@ -67,12 +68,12 @@ class GraphRunner:
             output = run()
         output = to_pinned(output)
         end.record()
-        self._results.append(InFlight(output, begin, end))
+        self._results.append(InFlight(output, width, begin, end))
 
     def read(self) -> RoundResult:
         round = self._results.popleft()
         round.end.synchronize()
-        return replace(to_host(round.output, 0.0), ms=round.begin.elapsed_time(round.end))
+        return replace(to_host(round.output, round.drafted, 0.0), ms=round.begin.elapsed_time(round.end))
 
     def drop(self) -> None:
         self._results.clear()

@@ -35,13 +35,13 @@ def prefill(
             logits = parts.model.logits(out.hidden[-1:])
             scores, noise = sampler.scores(logits, prompt[-1:], row)
             report = bufs.finish(scores, noise, prompt[-1:], row, (row.clone(), torch.zeros_like(row), 1))
-            parts.drafter.observe(out, torch.cat((out.ids[1:], report[2:])), rows)
+            parts.drafter.observe(out, torch.cat((out.ids[1:], report[3:])), rows)
         parts.sequence.commit_prefill(T)
         prefixes.keep(end)
         if report is None:
             yield None
         else:
-            yield RoundOutput(report, sampler.logprobs(logits, report[2:]), parts.drafter.confidence)
+            yield RoundOutput(report, sampler.logprobs(logits, report[3:]), parts.drafter.confidence)
 
 
 def teacher_forced(parts: Parts, ids: torch.Tensor, chunk: int) -> torch.Tensor:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from soloist.dist.group import Group, Ranks
-from soloist.drafters.width import FixedWidth, WidthChoice
+from soloist.drafters.width import FixedWidth, Told, WidthChoice
 from soloist.errors import RankLost
 from soloist.runtime.engine import Engine, Request
 from soloist.runtime.runner import RoundResult
@@ -67,7 +67,7 @@ class OneClock:
     """A choice of widths that hears rank 0's clock on every rank."""
 
     def __init__(self, choice: WidthChoice, group: Group):
-        self._choice, self._group = choice, group
+        self._choice, self._group, self.adapts = choice, group, choice.adapts
 
     @property
     def plain_ms(self) -> float | None:
@@ -79,5 +79,10 @@ class OneClock:
     def choose(self, sure: int = 0) -> int:
         return self._choice.choose(sure)
 
-    def learn(self, width: int, emitted: int, running: bool, ms: float, confidence: Sequence[float] | None) -> None:
-        self._choice.learn(width, emitted, running, self._group.broadcast_object(ms), confidence)
+    def tell(self) -> Told | None:
+        return self._choice.tell()
+
+    def learn(
+        self, width: int, verified: int, emitted: int, running: bool, ms: float, confidence: Sequence[float] | None
+    ) -> None:
+        self._choice.learn(width, verified, emitted, running, self._group.broadcast_object(ms), confidence)

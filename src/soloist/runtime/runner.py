@@ -27,13 +27,14 @@ class TokenLogprobs:
 
 @dataclass(frozen=True)
 class RoundResult:
-    """A round on the host. tokens: what was emitted, in order; drafted: how many tokens were proposed and verified
-    beside the anchor; done: see ops/accept; ms: how long the round took; confidence: the drafter's after it.
+    """A round on the host. tokens: what was emitted, in order; drafted: how many tokens were proposed; verified: how many of
+    them counted; done: see ops/accept; ms: how long the round took; confidence: the drafter's after it.
     """
 
     tokens: list[int]
     logprobs: list[TokenLogprobs] | None
     drafted: int
+    verified: int
     done: int
     ms: float
     confidence: list[float] | None
@@ -76,7 +77,7 @@ class EagerRunner:
 
     def launch(self, sampler: Sampler, bound: int, width: int, follow: Follow | None = None) -> None:
         begun = time.perf_counter()
-        self._results.append(to_host(decode_round(self.parts, sampler, bound, width, follow), begun))
+        self._results.append(to_host(decode_round(self.parts, sampler, bound, width, follow), width, begun))
 
     def read(self) -> RoundResult:
         return self._results.popleft()
@@ -85,9 +86,9 @@ class EagerRunner:
         self._results.clear()
 
 
-def to_host(output: RoundOutput, begun: float) -> RoundResult:
+def to_host(output: RoundOutput, drafted: int, begun: float) -> RoundResult:
     """Copy a round's result to the host. Waits for the device; the round takes from `begun` on the clock until then."""
-    n_host, done, *picks = output.report.tolist()
+    n_host, done, rows, *picks = output.report.tolist()
     tokens, logprobs = picks[:n_host], None
     if output.logprobs is not None:
         rows = zip(tokens, *(values.tolist() for values in output.logprobs), strict=False)
@@ -95,4 +96,4 @@ def to_host(output: RoundOutput, begun: float) -> RoundResult:
             TokenLogprobs(token, own, dict(zip(ids, values, strict=True))) for token, own, ids, values in rows
         ]
     confidence = None if output.confidence is None else output.confidence.tolist()
-    return RoundResult(tokens, logprobs, len(picks) - 1, done, (time.perf_counter() - begun) * 1e3, confidence)
+    return RoundResult(tokens, logprobs, drafted, rows - 1, done, (time.perf_counter() - begun) * 1e3, confidence)

@@ -98,6 +98,12 @@ class Sampler:
         known = self.bufs.forced[places]
         return torch.where(known >= 0, known, drafts)
 
+    def sure(self, chances: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """The chances [>= T] of drafts to be accepted, at places [T]: certain where the grammar forces them."""
+        if not self.params.constrained:
+            return chances
+        return torch.where(self.bufs.forced[places] >= 0, 1.0, chances[: len(places)])
+
     def _process(self, logits: torch.Tensor, window: torch.Tensor) -> torch.Tensor:
         """What the request changes about the model's distributions, row by row given the drafts before the row."""
         p, bufs = self.params, self.bufs

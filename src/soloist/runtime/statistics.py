@@ -14,8 +14,8 @@ class Timings:
     """ttft_ms: from the call to the first token id on the host. decode_s: from there to the last token. tpot_ms:
     decode_s a token after the first, None with one token. rounds: verify rounds. acceptance_length: tokens emitted
     after the first, a round; truncated at the end of the request. accepted_histogram[k]: rounds that emitted k tokens.
-    drafted, verified: tokens proposed, and rows run through the model, prefill apart. width_histogram[k]: rounds that
-    drafted k tokens. acceptance_rates[k]: of the drafts at place k whose predecessors were accepted, the accepted
+    drafted, verified: tokens proposed, and rows that counted in the model's rounds. width_histogram[k]: rounds that
+    verified k drafts. acceptance_rates[k]: of the drafts at place k whose predecessors were accepted, the accepted
     share. plain_round_ms: measured median of a plain round, None where none ran lately. speedup: plain rounds for the
     same tokens, divided by decode_s.
     """
@@ -43,7 +43,8 @@ class RequestClock:
     first: float = 0.0
     last: float = 0.0
     emitted: list[int] = field(default_factory=list)
-    drafted: list[int] = field(default_factory=list)
+    drafted: int = 0
+    verified: list[int] = field(default_factory=list)
     trials: list[list[int]] = field(default_factory=list)
 
     def prefilled(self) -> None:
@@ -53,16 +54,17 @@ class RequestClock:
         """A round of which the request used that many tokens."""
         self.last = time.perf_counter()
         self.emitted.append(used)
-        self.drafted.append(result.drafted)
+        self.drafted += result.drafted
+        self.verified.append(result.verified)
         accepted = len(result.tokens) - 1
-        judged = min(accepted + result.running, result.drafted)  # the end of a request may hide a rejection
+        judged = min(accepted + result.running, result.verified)  # the end of a request may hide a rejection
         while len(self.trials) < judged:
             self.trials.append([0, 0])
         for place, trial in enumerate(self.trials[:judged]):
             trial[place < accepted] += 1
 
     def timings(self) -> Timings:
-        rounds, after_first, drafted = len(self.emitted), sum(self.emitted), sum(self.drafted)
+        rounds, after_first = len(self.emitted), sum(self.emitted)
         decode, plain_ms = self.last - self.first, self.widths.plain_ms
         return Timings(
             ttft_ms=(self.first - self.begun) * 1e3,
@@ -71,9 +73,9 @@ class RequestClock:
             rounds=rounds,
             acceptance_length=after_first / rounds if rounds else None,
             accepted_histogram=histogram(self.emitted),
-            drafted=drafted,
-            verified=drafted + rounds,
-            width_histogram=histogram(self.drafted),
+            drafted=self.drafted,
+            verified=sum(self.verified) + rounds,
+            width_histogram=histogram(self.verified),
             acceptance_rates=[yes / (no + yes) for no, yes in self.trials],
             plain_round_ms=plain_ms,
             speedup=plain_ms * after_first / (decode * 1e3) if plain_ms and after_first else None,

@@ -24,6 +24,9 @@ class Buffers:
     What a request asks of its sampler, [1] each: temperature, top_p, min_p, presence, frequency, repetition fp32; top_k,
     min_tokens int64; bias [V] fp32; one, a temperature that changes nothing. All tensors stay where they are, so a
     captured round serves every request that runs the same processors.
+
+    What the choice of the width goes by, fp32, see `choose_width`: costs [MAX_WINDOW], factors [MAX_WINDOW - 1], saved [1].
+    As they are made here they make every draft worth verifying. The host writes all of them at once, see `tell`.
     """
 
     def __init__(self, vocab_size: int, capacity: int, device: torch.device):
@@ -41,6 +44,9 @@ class Buffers:
         self.is_stop = torch.zeros(vocab_size, dtype=torch.bool, device=device)
         self.in_prompt = torch.zeros(vocab_size, dtype=torch.bool, device=device)
         self.forced = whole(capacity)
+        self._told = real(2 * MAX_WINDOW)
+        self.costs, self.factors, self.saved = self._told.split((MAX_WINDOW, MAX_WINDOW - 1, 1))
+        self.saved.zero_()
         self.allowed = torch.zeros(MAX_WINDOW, num_words(vocab_size), dtype=torch.int32, device=device)
 
     def start(self, prompt: torch.Tensor, budget: int, stop_ids: tuple[int, ...], seed: int) -> None:
@@ -57,6 +63,13 @@ class Buffers:
         if stop_ids:
             self.is_stop[torch.tensor(stop_ids, device=self.is_stop.device)] = True
 
+    def tell(self, costs: list[float], factors: list[float], saved: float) -> None:
+        """What the next rounds' choice of width goes by; of costs and factors as many as there are widths."""
+        rest = MAX_WINDOW - len(costs)
+        told = [*costs, *costs[-1:] * rest, *factors, *[1.0] * rest, saved]
+        pinned = torch.tensor(told, dtype=torch.float32, pin_memory=self._told.device.type == "cuda")
+        self._told.copy_(pinned, non_blocking=True)
+
     def finish(
         self,
         scores: torch.Tensor,
@@ -64,10 +77,11 @@ class Buffers:
         window: torch.Tensor,
         positions: torch.Tensor,
         counters: tuple[torch.Tensor, torch.Tensor, int],
+        rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Emit what `finish_round` accepts; the last token of it becomes the anchor.
 
         counters: length, live and slots of the sequence, to be advanced as far.   Returns: see `finish_round`.
         """
         return finish_round(scores, noise, window, positions, self.is_stop, self.history, self.counts, self.anchor,
-                            self.emitted, self.budget, self.done, *counters)  # fmt: skip
+                            self.emitted, self.budget, self.done, *counters, rows)  # fmt: skip

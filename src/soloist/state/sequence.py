@@ -58,7 +58,8 @@ class Window:
 
     positions [T] int64; place: see Place; live [1] int64, the recurrent slot to start from; base_length [1] int64, the
     prompt's length, which one rope variant depends on; num_positions: a host number not below the position after the
-    window, exact in prefill; prefill: every token of the window is known to stay.
+    window, exact in prefill; prefill: every token of the window is known to stay. rows [1] int64: of how many tokens, the
+    first ones, the results are wanted; None for all. Layers may leave out the work of the others.
     """
 
     positions: torch.Tensor
@@ -67,6 +68,7 @@ class Window:
     base_length: torch.Tensor
     num_positions: int
     prefill: bool
+    rows: torch.Tensor | None = None
 
     @property
     def width(self) -> int:
@@ -75,9 +77,16 @@ class Window:
 
     def row(self, j: int) -> Window:
         """The room of its j-th token alone, in a round."""
+        return replace(self._cut(j, j + 1), rows=None)
+
+    def first(self, T: int) -> Window:
+        """The room of its first T tokens, in a round."""
+        return self._cut(0, T)
+
+    def _cut(self, begin: int, end: int) -> Window:
         place = self.place
-        alone = Place(place.start + j, place.page[j : j + 1], place.offset[j : j + 1], place.table)
-        return replace(self, positions=self.positions[j : j + 1], place=alone)
+        part = Place(place.start + begin if begin else place.start, place.page[begin:end], place.offset[begin:end], place.table)
+        return replace(self, positions=self.positions[begin:end], place=part)
 
     @property
     def num_pages(self) -> int:

@@ -11,8 +11,8 @@ Rules for every kernel here:
 from importlib import import_module
 
 MODULES = (
-    "rms_norm", "linear", "moe", "kda", "pick", "pick_part", "finish", "begin", "ngram",
-    "mla", "gqa", "kda_prefill", "row_steps", "route", "moe_experts",
+    "rms_norm", "linear", "moe", "kda", "pick", "pick_part", "finish", "begin", "ngram", "width",
+    "mla", "gqa", "kda_prefill", "row_steps", "route", "moe_experts", "cuda",
 )  # fmt: skip
 
 for _module in MODULES:

@@ -18,7 +18,7 @@ _RUNNING, _STOPPED, _FULL = tl.constexpr(RUNNING), tl.constexpr(STOPPED), tl.con
 @triton.jit
 def finish_kernel(
     best_ptr, token_ptr, temperature_ptr, window_ptr, positions_ptr, is_stop_ptr, history_ptr, counts_ptr, anchor_ptr,
-    emitted_ptr, budget_ptr, done_ptr, length_ptr, live_ptr, report_ptr, T, C, V, slots,
+    emitted_ptr, budget_ptr, done_ptr, length_ptr, live_ptr, rows_ptr, report_ptr, T, C, V, slots,
     PICKED: tl.constexpr, NOISY: tl.constexpr, ROWS: tl.constexpr, CHUNKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program. PICKED: token [T] holds the picks."""
@@ -39,11 +39,12 @@ def finish_kernel(
     done = tl.load(done_ptr)
     length = tl.load(length_ptr)
     live = tl.load(live_ptr)
+    rows = tl.full((), T, tl.int64) if rows_ptr is None else tl.load(rows_ptr)
     # Every warp has read the state before one of them changes it.
     tl.debug_barrier()
     agreed = tl.min(tl.where((picks == following) & inside, ROWS, t), 0) + 1
     before_stop = tl.min(tl.where(stops, t, ROWS), 0)
-    n = tl.minimum(tl.minimum(agreed, before_stop + 1).to(tl.int64), budget)
+    n = tl.minimum(tl.minimum(tl.minimum(agreed, before_stop + 1).to(tl.int64), rows), budget)
     n = tl.where(done == _RUNNING, tl.maximum(n, 0), 0)
     now = tl.where(before_stop < n, _STOPPED, tl.where(n >= budget, _FULL, _RUNNING)).to(tl.int64)
     now = tl.where(done == _RUNNING, now, done)
@@ -57,7 +58,8 @@ def finish_kernel(
     tl.store(live_ptr, (live + n) % slots)
     tl.store(report_ptr, n)
     tl.store(report_ptr + 1, now)
-    tl.store(report_ptr + 2 + t, picks, mask=inside)
+    tl.store(report_ptr + 2, rows)
+    tl.store(report_ptr + 3 + t, picks, mask=inside)
 
 
 @finish_round.impl("triton", on="cuda")
@@ -76,13 +78,14 @@ def _finish_round(
     length: torch.Tensor,
     live: torch.Tensor,
     slots: int,
+    rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
     T, picked = scores.shape[0], scores.dim() == 1
     best, token = (scores, scores) if picked else best_of_chunks(scores, positions, noise, 1)
-    report = torch.empty(2 + T, dtype=torch.int64, device=scores.device)
+    report = torch.empty(3 + T, dtype=torch.int64, device=scores.device)
     V, C = is_stop.shape[0], 1 if picked else token.shape[1]
     launch(finish_kernel, (1,), best, token, scores if noise is None else noise[0], window, positions,
-           is_stop.view(torch.uint8), history, counts, anchor, emitted, budget, done, length, live, report, T, C, V, slots,
+           is_stop.view(torch.uint8), history, counts, anchor, emitted, budget, done, length, live, rows, report, T, C, V, slots,
            PICKED=picked, NOISY=noise is not None, ROWS=next_power_of_2(max(T, 2)), CHUNKS=next_power_of_2(C),
            device=scores.device, num_warps=4)  # fmt: skip
     return report

@@ -38,8 +38,8 @@ def taps(weight_ptr, channel, inside, i):
 
 @triton.jit(do_not_specialize=["T"])
 def kda_decode_kernel(
-    x_ptr, weight_ptr, rate_ptr, bias_ptr, history_ptr, states_ptr, start_ptr, live_ptr, o_ptr, T, H, D, R, slots, x_stride,
-    lower_bound, q_scale, DP: tl.constexpr, BV: tl.constexpr, PDL: tl.constexpr,
+    x_ptr, weight_ptr, rate_ptr, bias_ptr, history_ptr, states_ptr, start_ptr, live_ptr, rows_ptr, o_ptr, T, H, D, R, slots,
+    x_stride, lower_bound, q_scale, DP: tl.constexpr, BV: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     head, block = tl.program_id(0), tl.program_id(1)
     A = H * D
@@ -69,7 +69,8 @@ def kda_decode_kernel(
     rate = tl.load(rate_ptr + head)
     bias = tl.load(bias_ptr + cq, mask=in_k, other=0.0)
     depend(PDL)
-    for t in range(T):
+    count = T if rows_ptr is None else tl.minimum(tl.load(rows_ptr).to(tl.int32), T)
+    for t in range(count):
         x = x_ptr + t * x_stride
         raw_q, raw_k = tl.load(x + cq, mask=in_k, other=0.0), tl.load(x + ck, mask=in_k, other=0.0)
         raw_v = tl.load(x + cv, mask=in_v, other=0.0)
@@ -107,13 +108,14 @@ def _kda_decode(
     states: torch.Tensor,
     start: torch.Tensor,
     live: torch.Tensor,
+    rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
     (H, D), T, slots = bias.shape, projected.shape[0], states.shape[0]
     assert conv_weight.shape[1] == CONV_WIDTH and T < slots, (conv_weight.shape, T, slots)
     o = torch.empty((T, H, D), dtype=torch.float32, device=projected.device)
     launch(
-        kda_decode_kernel, (H, triton.cdiv(D, BLOCK_V)), projected, conv_weight, rate, bias, history, states, start, live, o,
-        T, H, D, history.shape[0], slots, projected.stride(0), lower_bound, D**-0.5, DP=next_power_of_2(D), BV=BLOCK_V,
+        kda_decode_kernel, (H, triton.cdiv(D, BLOCK_V)), projected, conv_weight, rate, bias, history, states, start, live, rows,
+        o, T, H, D, history.shape[0], slots, projected.stride(0), lower_bound, D**-0.5, DP=next_power_of_2(D), BV=BLOCK_V,
         num_warps=4, device=projected.device,
     )  # fmt: skip
     return o

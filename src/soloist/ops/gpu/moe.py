@@ -113,6 +113,12 @@ def router_kernel(
 
 
 @triton.jit
+def counted(rows_ptr, T):
+    """How many rows of the window count: all of them, or the first that the round found worth verifying."""
+    return T if rows_ptr is None else tl.minimum(tl.load(rows_ptr).to(tl.int32), T)
+
+
+@triton.jit
 def sortable(x):
     """Integers in the order of the numbers x [...] fp32."""
     bits = x.to(tl.int32, bitcast=True)
@@ -182,7 +188,7 @@ def slot_experts(E: tl.constexpr, GROUPS: tl.constexpr, GP: tl.constexpr, SP: tl
 
 @triton.jit(do_not_specialize=["T"])
 def up_kernel(
-    stream_ptr, norm_ptr, scale_ptr, logits_ptr, bias_ptr, w_ptr, h_ptr, T, F, D, E: tl.constexpr,
+    stream_ptr, norm_ptr, scale_ptr, logits_ptr, bias_ptr, rows_ptr, w_ptr, h_ptr, T, F, D, E: tl.constexpr,
     GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, TOP_K: tl.constexpr, SIGMOID: tl.constexpr, HAS_BIAS: tl.constexpr,
     NORMALISE: tl.constexpr, SCALING: tl.constexpr, GP: tl.constexpr, SP: tl.constexpr, LIMIT: tl.constexpr,
     HALVES: tl.constexpr, SLABS: tl.constexpr, WK: tl.constexpr, B: tl.constexpr, PDL: tl.constexpr,
@@ -192,10 +198,12 @@ def up_kernel(
     rows = out_rows(unit, 2 * F, True)
     out = unit * (OUTS // 2) + tl.arange(0, OUTS // 2)
     depend(PDL)
-    chosen, _ = choose(logits_ptr, bias_ptr, 0, T, E, GROUPS, TOP_GROUPS, TOP_K, SIGMOID, HAS_BIAS, NORMALISE, SCALING, GP, SP)
+    count = counted(rows_ptr, T)
+    chosen, _ = choose(logits_ptr, bias_ptr, 0, count, E, GROUPS, TOP_GROUPS, TOP_K, SIGMOID, HAS_BIAS, NORMALISE, SCALING, GP,
+                       SP)  # fmt: skip
     used = tl.max(chosen, 0)
     if HALVES > 1:
-        chosen, _ = choose(logits_ptr, bias_ptr, ROWS, T, E, GROUPS, TOP_GROUPS, TOP_K, SIGMOID, HAS_BIAS, NORMALISE, SCALING,
+        chosen, _ = choose(logits_ptr, bias_ptr, ROWS, count, E, GROUPS, TOP_GROUPS, TOP_K, SIGMOID, HAS_BIAS, NORMALISE, SCALING,
                            GP, SP)  # fmt: skip
         used = used | tl.max(chosen, 0)
     item_of = tl.cumsum(used, 0) - 1
@@ -247,7 +255,7 @@ def add_item(
 
 @triton.jit(do_not_specialize=["T"])
 def down_kernel(
-    logits_ptr, bias_ptr, w_ptr, h_ptr, shared_w_ptr, shared_h_ptr, y_ptr, items_ptr, shares_ptr, T, F, SHARED_F, D,
+    logits_ptr, bias_ptr, rows_ptr, w_ptr, h_ptr, shared_w_ptr, shared_h_ptr, y_ptr, items_ptr, shares_ptr, T, F, SHARED_F, D,
     E: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, TOP_K: tl.constexpr, SIGMOID: tl.constexpr,
     HAS_BIAS: tl.constexpr, NORMALISE: tl.constexpr, SCALING: tl.constexpr, GP: tl.constexpr, SP: tl.constexpr,
     HAS_SHARED: tl.constexpr, HALVES: tl.constexpr, WK: tl.constexpr, B: tl.constexpr, GROUP: tl.constexpr,
@@ -259,16 +267,16 @@ def down_kernel(
     A program writes the expert of every item and the rows' weights [items, 16] to its own table, and reads them as it goes.
     """
     rows = tl.program_id(0) * OUTS + tl.arange(0, OUTS)
-    slot = tl.arange(0, GP * SP)
     items_ptr += tl.program_id(0) * GP * SP
     shares_ptr += tl.program_id(0) * GP * SP * 2 * ROWS
     if HAS_SHARED:
         shared_w = load_slab(shared_w_ptr, rows, 0, SHARED_F, WK, SHARED_B, SHARED_GROUP, D)
-    chosen, weight = choose(logits_ptr, bias_ptr, 0, T, E, GROUPS, TOP_GROUPS, TOP_K, SIGMOID, HAS_BIAS, NORMALISE, SCALING,
+    live = counted(rows_ptr, T)
+    chosen, weight = choose(logits_ptr, bias_ptr, 0, live, E, GROUPS, TOP_GROUPS, TOP_K, SIGMOID, HAS_BIAS, NORMALISE, SCALING,
                             GP, SP)  # fmt: skip
     used = tl.max(chosen, 0)
     if HALVES > 1:
-        chosen, weight1 = choose(logits_ptr, bias_ptr, ROWS, T, E, GROUPS, TOP_GROUPS, TOP_K, SIGMOID, HAS_BIAS, NORMALISE,
+        chosen, weight1 = choose(logits_ptr, bias_ptr, ROWS, live, E, GROUPS, TOP_GROUPS, TOP_K, SIGMOID, HAS_BIAS, NORMALISE,
                                  SCALING, GP, SP)  # fmt: skip
         used = used | tl.max(chosen, 0)
     count = tl.sum(used, 0)
@@ -326,6 +334,7 @@ def _moe(
     routing: Routing,
     experts: RoutedExperts,
     shared: SharedExpert | None,
+    rows: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if not few(residual) or experts.down.shape[0] < routing.weight.shape[0]:
         return moe.reference(residual, branch, norm, routing, experts, shared)
@@ -354,16 +363,16 @@ def _moe(
            "SIGMOID": routing.score == "sigmoid", "HAS_BIAS": routing.bias is not None, "NORMALISE": routing.normalise,
            "SCALING": routing.scaling, "GP": next_power_of_2(routing.num_groups), "SP": next_power_of_2(size)}  # fmt: skip
     launch(
-        up_kernel, (triton.cdiv(F, half), routing.top_k), stream, norm[0], scale, logits, routing.bias, experts.gate_up, h, T,
-        F, D, E=E, LIMIT=experts.limit, **law, **slabs, **tiling,
+        up_kernel, (triton.cdiv(F, half), routing.top_k), stream, norm[0], scale, logits, routing.bias, rows, experts.gate_up, h,
+        T, F, D, E=E, LIMIT=experts.limit, **law, **slabs, **tiling,
     )  # fmt: skip
     group, shared_group = columns_a_warp(F), columns_a_warp(max(shared_width, 1))
     programs, slots = triton.cdiv(D, OUTS.value), law["GP"] * law["SP"]
     items = empty(programs, slots, dtype=torch.int32)
     shares = empty(programs, slots, 2 * ROWS.value, dtype=torch.float32)
     launch(
-        down_kernel, (programs,), logits, routing.bias, experts.down, h, None if shared is None else shared.down, shared_h, y,
-        items, shares, T, F, shared_width, D, E=E, HAS_SHARED=shared is not None,
+        down_kernel, (programs,), logits, routing.bias, rows, experts.down, h, None if shared is None else shared.down, shared_h,
+        y, items, shares, T, F, shared_width, D, E=E, HAS_SHARED=shared is not None,
         B=max(16, next_power_of_2(group)), GROUP=group, SHARED_B=max(16, next_power_of_2(shared_group)),
         SHARED_GROUP=shared_group, **law, **tiling,
     )  # fmt: skip
