@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import soloist
 from soloist import LLM
 from soloist.train.dspark_model import load_drafter
 from soloist.train.export import load_model, save_model
 from soloist.train.model import Ling
+from soloist.train.sources import SOURCES
+from tests.naive_ling import NaiveLing
 from tests.train.test_export import TINY
 
 NANO = Path(soloist.__file__).parent / "nano"
@@ -40,3 +43,32 @@ def test_the_shipped_model_is_whole_and_small():
     assert drafter.shape.hidden_size == model.shape.hidden_size and drafter.shape.vocab_size == model.shape.vocab_size
     sources = json.loads((NANO / "corpus.json").read_text())["sources"]
     assert len(sources) > 20 and all(entry["licence"] for entry in sources.values())
+    share_alike = [name for name, entry in sources.items() if "-SA-" in entry["licence"]]
+    assert share_alike == ["swi-prolog-doc"] and "CC BY-SA 3.0" in (NANO / "README.md").read_text()
+    assert "swi-prolog-doc" not in {source.name for source in SOURCES}, "the next nano is trained without it"
+
+
+PAGE = (
+    "PostgreSQL indexes can be used to speed up queries. The following example shows how to create a B-tree index on a "
+    "column:\n\n    CREATE INDEX name ON table (column);\n\nThe planner will use"
+)
+
+
+@pytest.mark.skipif(not (NANO / "config.json").exists(), reason="this checkout has no built-in model")
+def test_transformers_gives_the_shipped_model_the_same_logits_up_to_fp32_rounding():
+    """Logits reach 22, where one step of fp32 is 2e-6. Against fp64, which shares no code with either, transformers is
+    2e-5 off at worst and the engine 3e-5, both below 5e-7 of the norm; so an absolute 1e-5 is finer than fp32 can keep.
+    """
+    transformers = pytest.importorskip("transformers", minversion="5.24")
+    oracle, info = transformers.AutoModelForCausalLM.from_pretrained(NANO, dtype=torch.float32, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"], info
+    with LLM(model=str(NANO), dtype="float32", device="cpu", drafter="none", context_length=128) as llm, torch.no_grad():
+        ids = llm.encode(PAGE)
+        ours, theirs = llm.logits(ids), oracle(torch.tensor([ids])).logits[0]
+    tensors = {name: tensor.float().numpy() for name, tensor in load_file(NANO / "model.safetensors").items()}
+    exact = NaiveLing(json.loads((NANO / "config.json").read_text()), tensors)(torch.tensor(ids)).logits
+    assert _relative(ours, theirs) < 1e-6 and (ours - theirs).abs().max() < 1e-4
+    assert _relative(ours, exact) < 1e-6 and _relative(theirs, exact) < 1e-6
+    tensors["model.layers.0.attention.dt_bias"] = tensors["model.layers.0.attention.dt_bias"] + 1e-4
+    moved = NaiveLing(json.loads((NANO / "config.json").read_text()), tensors)(torch.tensor(ids)).logits
+    assert _relative(ours, moved) > 1e-6, "a decay that is off by a ten-thousandth must be noticed"

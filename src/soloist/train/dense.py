@@ -113,7 +113,7 @@ class _Remember:
         keys, values = (self.state[n].index_copy_(2, self.position, x) for n, x in (("k", k), ("v", v)))
         seen = torch.arange(keys.shape[2], device=q.device) <= self.position
         # the query heads of a group are rows of one product over the keys they share
-        grouped = q.view(q.shape[0], c.num_kv_heads, -1, c.head_dim)
+        grouped = q.reshape(q.shape[0], c.num_kv_heads, -1, c.head_dim)
         o = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=seen[None, None, None], scale=c.scale)
         return o.view_as(q)
 
