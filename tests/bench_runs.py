@@ -31,12 +31,15 @@ def record(prompt: int = 0, repeat: int = 0, tpot_ms: float = 10.0, **changes: A
 
 def noisy_run(seed: int, factor: float = 1.0, scatter: float = 0.02, repeats: int = 3, **changes: Any) -> RunFile:
     """A run of eight prompts whose TPOTs scatter around 10 ms times `factor`. changes: fields of RunFile."""
+    return dataclasses.replace(run_of(noisy_requests(seed, factor, scatter, repeats)), **changes)
+
+
+def noisy_requests(seed: int, factor: float = 1.0, scatter: float = 0.02, repeats: int = 3) -> tuple[RequestRecord, ...]:
     rng = random.Random(seed)
-    requests = tuple(
+    return tuple(
         record(prompt, repeat, 10 * factor * (1 + 0.1 * prompt) * rng.gauss(1, scatter), variant=variant.name)
         for repeat in range(repeats) for prompt in range(8) for variant in CARD.variants
     )  # fmt: skip
-    return dataclasses.replace(run_of(requests), **changes)
 
 
 def run_of(requests: tuple[RequestRecord, ...], card: Card = CARD) -> RunFile:
