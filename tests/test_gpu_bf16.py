@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 
 import soloist.ops.gpu  # noqa: E402, F401
 from soloist.ops.kda import kda_decode  # noqa: E402
-from soloist.ops.linear import linear  # noqa: E402
+from soloist.ops.linear import linear, linear_fp32  # noqa: E402
 from soloist.ops.mla import mla_round  # noqa: E402
 from soloist.ops.moe import RoutedExperts, Routing, SharedExpert, moe  # noqa: E402
 from soloist.ops.norm_linear import add_norm_gate_up, add_norm_linear, gated_norm_linear  # noqa: E402
@@ -32,8 +32,8 @@ def weight(*shape: int) -> torch.Tensor:
     return draw(*shape, scale=shape[-1] ** -0.5)
 
 
-def product(K: int, N: int, bias: bool = False) -> Callable[[], Arguments]:
-    return lambda: {"x": draw(MOST, K), "weight": weight(N, K), "bias": draw(N) if bias else None}
+def product(K: int, N: int, **more: Any) -> Callable[[], Arguments]:
+    return lambda: {"x": draw(MOST, K), "weight": weight(N, K), **{key: draw(*shape) for key, shape in more.items()}}
 
 
 def behind_norm(K: int, N: int, branch: bool = True, **more: Any) -> Callable[[], Arguments]:
@@ -68,7 +68,8 @@ def experts(E: int, top_k: int, groups: int, D: int, F: int, shared: bool, score
 STATELESS: dict[str, tuple[Op, Callable[[], Arguments]]] = {
     "linear-odd": (linear, product(320, 849)),
     "linear-out": (linear, product(2048, 1536)),
-    "linear-deep": (linear, product(9728, 200, bias=True)),
+    "linear-deep": (linear, product(9728, 200, bias=(200,))),
+    "logits": (linear_fp32, product(1536, 157184)),
     "norm-in": (add_norm_linear, behind_norm(1536, 10256, bias=None)),
     "norm-alone": (add_norm_linear, behind_norm(256, 3072, branch=False, bias=None)),
     "norm-576": (add_norm_linear, behind_norm(576, 1000, bias=None)),

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from soloist.dist.share import Share
-from soloist.ops.linear import PackedWeight, Weight, linear, pack
+from soloist.ops.linear import PackedWeight, Weight, linear, linear_fp32, pack
 from soloist.ops.norm_linear import Norm, add_norm_linear, normed
 
 
@@ -128,6 +128,11 @@ class Linear(Slotted):
         if isinstance(self.in_features, Share):
             return self.whole(linear(x, self.operand))
         return linear(x, self.operand, self.bias)
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """The product in fp32, of a layer without bias."""
+        assert self.bias is None and not isinstance(self.in_features, Share)
+        return linear_fp32(x, self.operand)
 
     def whole(self, y: torch.Tensor) -> torch.Tensor:
         """The sum of all ranks' products [T, N], without bias, and the bias once. Changes nothing for one rank."""

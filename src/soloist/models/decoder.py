@@ -151,7 +151,7 @@ class Decoder(nn.Module):
 
     def score(self, hidden: torch.Tensor) -> Logits:
         """The head's product with hidden [T, D] after the final norm; of a shared one this rank's columns."""
-        return Logits(self.head(hidden).float(), self.columns)
+        return Logits(self.head.logits(hidden), self.columns)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [T, D] after the final norm -> [T, V] fp32, on every rank."""

@@ -85,6 +85,13 @@ def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) ->
     return y if bias is None else y + bias
 
 
+@op(cases=[_case(1, 64, 101), _case(5, 96, 24), _case(16, 320, 300)], rows="x")
+def linear_fp32(x: torch.Tensor, weight: Weight) -> torch.Tensor:
+    """`linear` whose result is fp32 whatever the dtype of x and weight: [T, N]. For logits, which are compared and summed."""
+    y: torch.Tensor = linear(x, weight)
+    return y.float()
+
+
 def _grouped_case(T: int, H: int, K: int, N: int) -> Case:
     return case(lambda g: {"x": randn(g, T, H, K), "weight": randn(g, H, N, K)}, f"T{T}-H{H}-K{K}-N{N}")
 

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from soloist.ops.gpu.launch import depend, launch, next_power_of_2
 from soloist.ops.gpu.row_steps import gated_norm
-from soloist.ops.linear import MANY_ROWS, Weight, linear
+from soloist.ops.linear import MANY_ROWS, Weight, linear, linear_fp32
 from soloist.ops.norm_linear import add_norm_gate_up, add_norm_linear, gated_norm_linear
 
 ROWS = tl.constexpr(8)
@@ -169,6 +169,7 @@ def linear_kernel(
 def run(
     prologue: str, x: torch.Tensor, branch: torch.Tensor | None, norm: torch.Tensor | None, gate: torch.Tensor | None,
     weight: torch.Tensor, bias: torch.Tensor | None, eps: float, group: int = 0, pairs: bool = False, limit: float = 0.0,
+    wide: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Launch `linear_kernel` for x [T, ...]; group: columns a warp takes from a slab, one head in the gated product.
 
@@ -177,7 +178,7 @@ def run(
     T, (N, K) = x.shape[0], weight.shape
     group = group or (64 if K > 256 else 32)
     outs = N // 2 if pairs else N
-    y = torch.empty((T, outs), dtype=weight.dtype, device=x.device)
+    y = torch.empty((T, outs), dtype=torch.float32 if wide else weight.dtype, device=x.device)
     stream = torch.empty((T, K), dtype=x.dtype, device=x.device) if branch is not None else x
     units = triton.cdiv(outs, OUTS.value // 2) if pairs else triton.cdiv(N, OUTS.value)
     launch(
@@ -202,6 +203,14 @@ def _linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -
         return torch.nn.functional.linear(x, weight, bias)
     x = x if x.stride(-1) == 1 else x.contiguous()
     return run("plain", x, None, None, None, weight, bias, 0.0)[0]
+
+
+@linear_fp32.impl("triton", on="cuda")
+def _linear_fp32(x: torch.Tensor, weight: Weight) -> torch.Tensor:
+    assert isinstance(weight, torch.Tensor)
+    if not few(x):
+        return linear_fp32.reference(x, weight)
+    return run("plain", x.contiguous(), None, None, None, weight, None, 0.0, wide=True)[0]
 
 
 @add_norm_linear.impl("triton", on="cuda")

@@ -10,7 +10,7 @@ import torch
 from soloist.ops.gpu import linear as triton_linear
 from soloist.ops.gpu.cuda.program import is_available, kernel
 from soloist.ops.gpu.launch import next_power_of_2, num_sms
-from soloist.ops.linear import linear
+from soloist.ops.linear import linear, linear_fp32
 from soloist.ops.norm_linear import add_norm_gate_up, add_norm_linear, gated_norm_linear
 
 PLAIN, NORM, GATED = range(3)
@@ -82,6 +82,13 @@ def _linear(x, weight, bias=None):  # type: ignore[no-untyped-def]
     if not (suits(x, weight) and lies_well(x)):
         return triton_linear._linear(x, weight, bias)
     return run(PLAIN, x, weight, bias=bias)[0]
+
+
+@linear_fp32.impl("cuda", on="cuda")
+def _linear_fp32(x, weight):  # type: ignore[no-untyped-def]
+    if not (suits(x, weight) and lies_well(x)):
+        return triton_linear._linear_fp32(x, weight)
+    return run(PLAIN, x, weight, wide=True)[0]
 
 
 @add_norm_linear.impl("cuda", on="cuda")
