@@ -50,7 +50,7 @@ class Usage:
 class StreamEvent:
     """What one round brought. The last event of a request has `finish_reason`, and carries the whole output.
 
-    drafted: tokens that were proposed in the round. round_ms: the engine's own time for it, for the first event the
+    drafted: tokens that were proposed in the round; verified: how many of them counted. round_ms: the engine's own time for it, for the first event the
     prefill's; None for a cancelled request.
     """
 
@@ -60,6 +60,7 @@ class StreamEvent:
     finish_reason: str | None = None
     output: Output | None = None
     drafted: int = 0
+    verified: int = 0
     round_ms: float | None = None
 
 
@@ -331,7 +332,7 @@ class _Answer:
         self.text: list[str] = []
         self.started = False
         self.cached_tokens = 0
-        self.drafted = 0
+        self.drafted = self.verified = 0
         self.round_ms: float | None = None
 
     def take(self, result: RoundResult) -> StreamEvent:
@@ -342,7 +343,7 @@ class _Answer:
         if stop is None:
             used = len(result.tokens)
         self._count(result, used)
-        self.drafted, self.round_ms = result.drafted, result.ms
+        self.drafted, self.verified, self.round_ms = result.drafted, result.verified, result.ms
         tokens = result.tokens[:used]
         self.token_ids += tokens
         logprobs = None if result.logprobs is None else result.logprobs[:used]
@@ -352,7 +353,7 @@ class _Answer:
             return self._finish(tokens, text, logprobs, "stop", stop)
         if result.running:
             self.text.append(text)
-            return StreamEvent(tokens, text, logprobs, drafted=self.drafted, round_ms=self.round_ms)
+            return StreamEvent(tokens, text, logprobs, None, None, self.drafted, self.verified, self.round_ms)
         text += self.stream.flush() if self.stream else ""
         reason: int | None = tokens[-1] if stopped_by_id and tokens[-1] in self.request.params.stop_token_ids else None
         return self._finish(tokens, text, logprobs, FINISH[result.done], reason)
@@ -361,7 +362,7 @@ class _Answer:
         text = self.stream.flush() if self.stream else ""
         if not self.started:
             self.clock.prefilled()
-        self.drafted, self.round_ms = 0, None
+        self.drafted, self.verified, self.round_ms = 0, 0, None
         return self._finish([], text, None, "cancelled", None)
 
     def _push(self, tokens: list[int]) -> tuple[str, int, str | None]:
@@ -396,4 +397,4 @@ class _Answer:
             usage=Usage(prompt, completion, prompt + completion, self.cached_tokens),
             timings=self.clock.timings(),
         )
-        return StreamEvent(tokens, text, logprobs, finish_reason, output, self.drafted, self.round_ms)
+        return StreamEvent(tokens, text, logprobs, finish_reason, output, self.drafted, self.verified, self.round_ms)

@@ -54,7 +54,7 @@ class InProcess:
                         self._compiled - compiled,
                     )  # fmt: skip
                 # A round emits its accepted drafts and one token of the model's own; the first event is the prefill's.
-                drafted, accepted = (event.drafted, len(ids) - 1) if index and ids else (None, None)
+                drafted, accepted = (event.verified, len(ids) - 1) if index and ids else (None, None)
                 yield Event(t_ms, ids, len(ids), event.text, False, drafted, accepted, event.round_ms, None, ending)
 
     @property

@@ -22,14 +22,12 @@ def memory_rate(llm: LLM) -> float:
     return read_rate(torch.device(llm.plan.device))
 
 
-def plain_bytes(llm: LLM) -> tuple[RoundBytes, ...]:
-    """Of a round of plain decoding, from shapes; nothing for a rank, which holds a share."""
-    if llm.config.tensor_parallel > 1 or llm.config.tp_rank_of is not None:
-        return ()
+def plain_bytes(llm: LLM) -> RoundBytes:
+    """Of a round of plain decoding on this rank, from shapes."""
     dtype = getattr(torch, llm.plan.dtype)
     none, one = (token_traffic(llm.model_config, dtype, context, llm.group).total_bytes for context in (0, 1))
     chosen = [block.mlp.top_k for block in llm.model_config.blocks if isinstance(block.mlp, MoeConfig)]
-    return (RoundBytes(0, none, one - none, mean(chosen) if chosen else None),)
+    return RoundBytes(0, none, one - none, mean(chosen) if chosen else None)
 
 
 def counted_bytes(

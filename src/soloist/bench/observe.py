@@ -6,6 +6,7 @@ Activations are left out: they stay in caches. `runtime/traffic.py` says the sam
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -126,7 +127,7 @@ def _recurrent_bytes(cache: Recurrent, rows: int) -> int:
     return (cache.conv_width - 1) * _bytes(cache.history[0]) + (1 + rows) * _bytes(cache.states[0])
 
 
-def _experts(residual: Any, branch: Any, norm: Any, routing: Any, experts: Any, shared: Any) -> int:
+def _experts(residual: Any, branch: Any, norm: Any, routing: Any, experts: Any, *rest: Any, **named: Any) -> int:
     """How many different experts the window chooses, of those that lie here."""
     x, _ = normed(residual, branch, norm)
     _, chosen = route(linear(x.to(routing.weight.dtype), routing.weight).float(), *routing[1:])
@@ -138,10 +139,10 @@ def _experts(residual: Any, branch: Any, norm: Any, routing: Any, experts: Any, 
 
 
 class WatchedRunner(EagerRunner):
-    """Runs every round op by op, within a context that `watch(number)` gives."""
+    """Runs every round op by op, within a context that `watch(number)` gives, and verifies all drafts."""
 
     def __init__(self, parts: Parts, watch: Callable[[int], AbstractContextManager[None]]):
-        super().__init__(parts)
+        super().__init__(dataclasses.replace(parts, trims=False))
         self._watch, self._count = watch, 0
 
     def launch(self, *args: Any, **kwargs: Any) -> None:

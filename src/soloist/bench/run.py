@@ -77,7 +77,7 @@ def run(bench: Bench, output: Path, command: str = "", progress: bool = False) -
             results.flags += prompt_flags(workload.name, bench.prompts[workload.name][: workload.num_prompts])
             for variant, target in _in_process(bench):
                 if variant.acceptance == "off":
-                    results.moved[variant.name, workload.name] = plain_bytes(target.llm)
+                    results.moved[variant.name, workload.name] = (plain_bytes(target.llm),)
         partial = True
         try:
             steps = list(_warm_ups(bench.card))
@@ -184,8 +184,8 @@ def _counted(bench: Bench, results: Results) -> dict[tuple[str, str], tuple[Roun
     for workload in bench.card.workloads:
         prompt, sampling = bench.prompts[workload.name][0], sampling_params(workload, bench.card.seed)
         for variant, target in _in_process(bench):
-            own = [r for r in results.requests if (r.variant, r.workload) == (variant.name, workload.name)]
-            if not results.moved.get((variant.name, workload.name)):
+            if variant.acceptance != "off":
+                own = [r for r in results.requests if (r.variant, r.workload) == (variant.name, workload.name)]
                 found[variant.name, workload.name] = counted_bytes(target, prompt, sampling, own)
     return found
 
