@@ -195,18 +195,20 @@ class Survival:
 class AutoWidth:
     """The width with the most expected tokens a millisecond, as far as the credit reaches.
 
-    most: the drafter's width. foresees: see Drafter; a confidence of the last proposal is taken for a forecast, but not
-    once a plain round came after it. refresh: rounds after which a plain round is due, to know what drafting is worth, and
-    one of each width that verifies all its drafts, to know what that costs.
+    most: the drafter's width. foresees: see Drafter; where it does not, the coming proposal is taken for one like the last
+    LIKE, of which every plain round forgets one. Each would be verified as far as it is worth it. refresh: rounds after
+    which a plain round is due, to know what drafting is worth, and one of each width that verifies all its drafts, to know
+    what that costs.
     """
 
-    adapts = True
+    adapts, LIKE = True, 16
 
     def __init__(self, most: int, foresees: bool = False, refresh: int = 64):
         self.widths = [w for w in WIDTHS if w < most] + [most]
         self.costs, self.survival, self.savings = RoundCosts(), Survival(most), Savings()
         self.credit, self.foresees, self.refresh = 0.0, foresees, refresh
         self._confidence: Sequence[float] | None = None
+        self._forecasts: deque[list[float]] = deque(maxlen=self.LIKE)
         self._trims = False
         self._launched: deque[tuple[float, int]] = deque()  # credit set aside, sure drafts
         self._last, self._since_plain = 0, 0
@@ -222,6 +224,7 @@ class AutoWidth:
         self.survival = Survival(self.widths[-1])
         self._trims = confidence is not None
         self._confidence = confidence if self.foresees else None
+        self._forecasts.clear()
         self._launched.clear()
         self._last, self._since_told = 0, TELL_EVERY
 
@@ -239,17 +242,22 @@ class AutoWidth:
         return self.costs.at_most(width) / self.costs[0] - 1
 
     def _best(self, sure: int) -> int:
-        chances = self.survival.conditional(self._confidence)
-        chances[:sure] = [1.0] * min(sure, len(chances))
-        costs, saved = self.costs.table(len(chances)), self.savings.share if self._trims else 0.0
-        tokens = list(accumulate(accumulate(chances, mul), initial=1.0))
+        costs, saved = self.costs.table(self.widths[-1]), self.savings.share if self._trims else 0.0
+        forecasts = (not sure and self._forecasts) or [self._tokens(self._confidence, sure)]
         best, most = 0, HYSTERESIS if self._last == 0 else 1.0
         for width in self.widths:
             spent = [costs[width] - saved * (costs[width] - costs[w]) for w in range(width + 1)]
-            value = costs[0] * max(map(truediv, tokens, spent)) * (HYSTERESIS if width == self._last else 1.0)
+            rates = [max(map(truediv, tokens, spent)) for tokens in forecasts]
+            value = costs[0] * sum(rates) / len(rates) * (HYSTERESIS if width == self._last else 1.0)
             if value > most and self._risk(width) <= self.credit:
                 best, most = width, value
         return best
+
+    def _tokens(self, confidence: Sequence[float] | None, sure: int = 0) -> list[float]:
+        """Expected tokens of a round for every width, whose first `sure` drafts are certain."""
+        chances = self.survival.conditional(confidence)
+        chances[:sure] = [1.0] * min(sure, len(chances))
+        return list(accumulate(accumulate(chances, mul), initial=1.0))
 
     def tell(self) -> Told | None:
         """Every so often; and for a round that is to verify all, and after it."""
@@ -276,4 +284,9 @@ class AutoWidth:
             self.survival.learn(self._confidence if self.foresees else confidence, verified, emitted - 1, sure)
         gained = emitted - ms / self.costs[0] if width else ALLOWANCE
         self.credit = min(self.credit + risk + gained, MOST_CREDIT)
-        self._confidence = confidence if width or self.foresees else None
+        if self.foresees:
+            self._confidence = confidence
+        elif width and confidence is not None:
+            self._forecasts.append(self._tokens(confidence))
+        elif self._forecasts:
+            self._forecasts.popleft()
