@@ -14,6 +14,7 @@ from soloist.layers.linear import prepare  # noqa: E402
 from soloist.models.decoder import Decoder  # noqa: E402
 from soloist.models.registry import read_config  # noqa: E402
 from soloist.ops.kda import kda_decode, kda_prefill  # noqa: E402
+from soloist.ops.mla import mla_prefill  # noqa: E402
 from soloist.ops.moe_experts import moe_experts  # noqa: E402
 from soloist.ops.norm_linear import gated_norm_linear  # noqa: E402
 from soloist.ops.op import Op  # noqa: E402
@@ -216,6 +217,26 @@ def test_bf16_rows_between_products() -> None:
     assert error(fast(gated_norm_linear, arguments), gated_norm_linear.reference(**widened(arguments))) < 1e-2
     gate_up = randn(T, 2 * 512).bfloat16()
     assert error(fast(swiglu, {"gate_up": gate_up, "limit": 0.7}), swiglu.reference(gate_up.float(), 0.7)) < 1e-2
+
+
+def mla_case(T: int, start: int, H: int, N: int, Dr: int, R: int, Dv: int) -> Arguments:
+    pages, positions = -(-(start + T) // 128), start + torch.arange(T, device=DEVICE)
+    angles = randn(T, Dr // 2, seed=3, scale=50)
+    return {"q": randn(T, H, N + Dr), "kv": randn(T, R + Dr, seed=1), "gate": randn(T, H, seed=2),
+            "norm_weight": randn(R, seed=4), "eps": 1e-6, "up_key": randn(H, R, N, seed=5, scale=R**-0.5),
+            "up_value": randn(H, Dv, R, seed=6, scale=R**-0.5), "cos": angles.cos(), "sin": angles.sin(), "interleaved": True,
+            "latents": randn(pages, 1, 128, R + Dr, seed=7), "page": positions // 128, "offset": positions % 128,
+            "table": None, "start": start, "scale": (N + Dr) ** -0.5}  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("T, start", [(1000, 0), (333, 1000), (17, 130)])
+def test_bf16_mla_of_real_size(T: int, start: int) -> None:
+    numbers = ("q", "kv", "gate", "norm_weight", "up_key", "up_value", "latents")
+    arguments = to_bf16(mla_case(T, start, 16, 128, 64, 512, 128), *numbers)
+    wide = widened(arguments)
+    assert error(fast(mla_prefill, arguments), mla_prefill.reference(**wide)) < 1e-2
+    assert error(arguments["latents"], wide["latents"]) < 1e-2
 
 
 @pytest.mark.gpu

@@ -59,7 +59,7 @@ def test_op_leaves_arguments_alone_that_it_does_not_list_as_written(op: Op, case
     written = {"short_conv": {"history"}, "kda_step": {"states"}, "kda_decode": {"history", "states"},
                "kda_chunk": {"states"}, "kda_prefill": {"history", "states"}, "finish_round": WRITTEN,
                "ngram_draft": {"tokens", "chances"},
-               "mla_round": {"latents"}, "gqa_round": {"keys", "values"}}  # fmt: skip
+               "mla_round": {"latents"}, "mla_prefill": {"latents"}, "gqa_round": {"keys", "values"}}  # fmt: skip
     arguments, untouched = draw(case), draw(case)
     call(op, arguments)
     for name, value in arguments.items():

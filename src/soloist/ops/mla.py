@@ -38,8 +38,8 @@ def mla(
     if place.start_host is None:
         return mla_round(q, kv, gate, *kv_norm, *up, *rotation, interleaved, latents, place.page, place.offset,
                          place.table, place.start, scale)  # fmt: skip
-    q = _write(q, kv, *kv_norm, up[0].shape[2], *rotation, interleaved, latents, place.page, place.offset)
-    return _gated(_expanded(q, latents, up, place, scale), gate)
+    return mla_prefill(q, kv, gate, *kv_norm, *up, *rotation, interleaved, latents, place.page, place.offset, place.table,
+                       place.start_host, scale)  # fmt: skip
 
 
 def _case(T: int, sizes: tuple[int, int, int, int, int], start: int, pages: int, interleaved: bool, ordered: bool) -> Case:
@@ -92,6 +92,50 @@ def mla_round(
     return _gated(grouped_linear(context, up_value), gate)
 
 
+def _long_case(T: int, sizes: tuple[int, int, int, int, int], start: int, interleaved: bool) -> Case:
+    pages = -(-(start + T) // 32)
+
+    def draw(g: torch.Generator) -> dict[str, object]:
+        return _case(T, sizes, start, pages, interleaved, True)(g) | {"start": start}
+
+    return case(draw, f"T{T}-start{start}-{'pairs' if interleaved else 'halves'}")
+
+
+@op(cases=[_long_case(70, (4, 16, 8, 32, 16), 0, True), _long_case(33, (3, 24, 10, 40, 18), 90, False),
+           _long_case(1, (2, 16, 32, 32, 32), 64, True)], rtol=1e-4, atol=1e-4)  # fmt: skip
+def mla_prefill(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    gate: torch.Tensor,
+    norm_weight: torch.Tensor,
+    eps: float,
+    up_key: torch.Tensor,
+    up_value: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    interleaved: bool,
+    latents: torch.Tensor,
+    page: torch.Tensor,
+    offset: torch.Tensor,
+    table: torch.Tensor | None,
+    start: int,
+    scale: float,
+) -> torch.Tensor:
+    """`mla` of a long window that begins at position `start`, which the host knows; arguments and place unpacked.
+
+    Keys and values of every head are made from the cached latents of the whole context.
+
+    Writes: latents at (page, offset) [T].   Returns: [T, H * Dv].
+    """
+    N, R = up_key.shape[2], up_key.shape[1]
+    q = _write(q, kv, norm_weight, eps, N, cos, sin, interleaved, latents, page, offset)
+    context = gather(latents, table, start + q.shape[0])[0]
+    keys = torch.einsum("sr,hrn->hsn", context[:, :R], up_key)
+    shared = context[None, :, R:].expand(keys.shape[0], -1, -1)
+    values = torch.einsum("sr,hvr->hsv", context[:, :R], up_value)
+    return _gated(prefill_attention(q, torch.cat((keys, shared), -1), values, start, scale), gate)
+
+
 def _write(
     q: torch.Tensor,
     kv: torch.Tensor,
@@ -116,17 +160,3 @@ def _gated(out: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
     """out [T, H, Dv] times the sigmoid of its head's gate [T, H], which is rounded first: [T, H * Dv]."""
     gated = out.float() * sigmoid(gate.float()).to(out.dtype).float()[..., None]
     return gated.to(out.dtype).flatten(1)
-
-
-def _expanded(
-    q: torch.Tensor, latents: torch.Tensor, up: tuple[torch.Tensor, torch.Tensor], place: Place, scale: float
-) -> torch.Tensor:
-    """Prefill: keys and values of every head, made from the cached latents of the whole context: [T, H, Dv]."""
-    assert place.start_host is not None
-    up_key, up_value = up
-    R = up_key.shape[1]
-    context = gather(latents, place.table, place.start_host + q.shape[0])[0]
-    keys = torch.einsum("sr,hrn->hsn", context[:, :R], up_key)
-    shared = context[None, :, R:].expand(keys.shape[0], -1, -1)
-    values = torch.einsum("sr,hvr->hsv", context[:, :R], up_value)
-    return prefill_attention(q, torch.cat((keys, shared), -1), values, place.start_host, scale)

@@ -12,7 +12,7 @@ from importlib import import_module
 
 MODULES = (
     "rms_norm", "linear", "moe", "kda", "pick", "pick_part", "finish", "begin", "ngram", "width",
-    "mla", "gqa", "kda_prefill", "row_steps", "route", "moe_experts", "cuda",
+    "mla", "gqa", "kda_prefill", "mla_prefill", "row_steps", "route", "moe_experts", "cuda",
 )  # fmt: skip
 
 for _module in MODULES:
