@@ -45,12 +45,64 @@ def test_the_machine_is_named() -> None:
     assert now.t_s >= 0.3 and (now.load is None or now.load >= 0)
 
 
+DRIVER = """#!/bin/bash
+for word in "$@"; do
+    [[ $word == --query-compute-apps=* ]] && exit 0
+    [[ $word == -i ]] && chosen=1
+    [[ $word == GPU-absent ]] && { echo "No devices were found"; exit 6; }
+    [[ $word == -lms ]] && loop=1
+    if [[ $word == --query-gpu=* ]]; then
+        [[ $word == *KNOWN* ]] || { echo "Field is not a valid field to query."; exit 2; }
+        IFS=, read -ra fields <<< "${word#*=}"
+    fi
+done
+print() {
+    for gpu in 0 ${chosen:-1}; do
+        [[ $gpu == 0 || -z $chosen ]] || continue
+        line=
+        for field in "${fields[@]}"; do
+            case $field in
+                index) value=$gpu ;; clocks.sm) value=$((1980 - 1635 * gpu)) ;; *KNOWN*) value="Not Active" ;; *) value=40 ;;
+            esac
+            line+="${line:+, }$value"
+        done
+        echo "$line"
+    done
+}
+print
+while [[ $loop ]]; do sleep 0.05; print; done
+"""
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+@pytest.mark.parametrize("known, gpus, clocks", [
+    ("clocks_throttle_reasons", (), (1980.0, 345.0)), ("clocks_event_reasons", (), (1980.0, 345.0)),
+    ("clocks_event_reasons", ("GPU-7",), (1980.0,)), ("something_new", (), ()), ("clocks_event_reasons", ("GPU-absent",), ()),
+    ("clocks_event_reasons", None, ()),
+])  # fmt: skip
+def test_gpus_are_read_by_the_words_that_the_driver_knows(
+    known: str, gpus: tuple[str, ...] | None, clocks: tuple[float, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for the driver's program; the GPU that does not compute idles at 345 MHz."""
+    (tmp_path / "nvidia-smi").write_text(DRIVER.replace("KNOWN", known))
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with Conditions(gpus) as conditions:
+        for _ in range(100 if clocks else 1):
+            if len(conditions.samples) >= 2:
+                break
+            time.sleep(0.05)
+        found = conditions.read()
+    assert found.clock_mhz == clocks and found.throttle == ()
+    assert len(read_machine(1).gpus) == (0 if known == "something_new" else 2)
+
+
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="needs /proc")
 def test_work_of_other_programs_is_seen_and_our_own_is_not(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     stat, tick = tmp_path / "proc/stat", os.sysconf("SC_CLK_TCK")
     stat.write_text("cpu  1000 0 0 9 9 0 0 0 0 0\n")
-    conditions, begun, own = Conditions(tmp_path), time.perf_counter(), time.process_time()
+    conditions, begun, own = Conditions(None, tmp_path), time.perf_counter(), time.process_time()
     while time.perf_counter() < begun + 0.2:
         pass
     ours = (time.process_time() - own) * tick

@@ -164,6 +164,13 @@ def test_a_driver_that_does_not_answer_is_a_fault() -> None:
     assert verdicts(gpu.check_gpus("", "")) == ["slow"]
 
 
+def test_gpus_that_cannot_reach_each_other_are_named() -> None:
+    assert gpu.check_peers(1, lambda a, b: False) == []
+    assert verdicts(gpu.check_peers(4, lambda a, b: True)) == ["ok"]
+    (found,) = gpu.check_peers(3, lambda a, b: (a, b) != (2, 1))
+    assert found.verdict == "slow" and "1-2" in found.found and "0-1" not in found.found
+
+
 def test_programs_on_a_gpu_are_named() -> None:
     row = ", ".join(GPU[name] for name in gpu.FIELDS)
     found = gpu.check_gpus(row, "4242, /usr/bin/python3, 1234\n")

@@ -50,8 +50,8 @@ class Usage:
 class StreamEvent:
     """What one round brought. The last event of a request has `finish_reason`, and carries the whole output.
 
-    drafted: tokens that were proposed in the round; verified: how many of them counted. round_ms: the engine's own time for it, for the first event the
-    prefill's; None for a cancelled request.
+    drafted: tokens that were proposed in the round; verified: how many of them counted. round_ms: the engine's own time
+    for it, for the first event the prefill's; None for a cancelled request.
     """
 
     token_ids: list[int]

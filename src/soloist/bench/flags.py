@@ -23,6 +23,7 @@ FLAGS = {
     "prefix hit": "prompt tokens came from a prefix cache though the card says cold",
     "clocks changed": "a GPU's clock moved by more than 3 % between or during requests",
     "throttled": "the driver held a clock down",
+    "clocks unknown": "nvidia-smi told nothing: whether clocks changed or were held down is not known",
     "busy machine": "other processes took part of a core",
     "governor": "the CPU's clock is not fixed at its best",
     "drift": "TPOT changed over the run by more than 5 %",
@@ -108,6 +109,8 @@ def _of_machine(machine: Machine, conditions: Sequence[Condition], on_gpu: bool)
     if busy:
         found.append(Flag("busy machine", "; ".join(busy[:6])))
     clocks = [clock for c in conditions[1:-1] for clock in c.clock_mhz]  # between requests; before and after it may idle
+    if on_gpu and not any(c.clock_mhz for c in conditions):
+        found.append(Flag("clocks unknown", "clocks, power and reasons to throttle were not told"))
     if clocks and min(clocks) < max(clocks) * (1 - CLOCK):
         found.append(Flag("clocks changed", f"{min(clocks):.0f} to {max(clocks):.0f} MHz"))
     return found

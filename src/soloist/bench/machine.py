@@ -6,13 +6,14 @@ import subprocess
 import threading
 import time
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
 import soloist
 from soloist.bench.records import Condition, Machine
 from soloist.cli.checks import host
-from soloist.cli.checks.gpu import FIELDS, query_gpus
+from soloist.cli.checks.gpu import FIELDS, gpu_command, query_gpus
 from soloist.cli.version import installed, versions
 
 PACKAGES = ("numpy", "safetensors", "tokenizers")
@@ -70,10 +71,12 @@ def _git(folder: Path, *words: str) -> str | None:
 class Conditions:
     """Reads the machine's state before, between and after requests; GPUs are sampled all the time by a process beside.
 
-    Use as a context. `clock` counts seconds since the run began.
+    Use as a context. Where nvidia-smi does not answer, nothing is told of GPUs.
+    Args: gpus: uuids of those that compute, none for all, None if none of them does.
     """
 
-    def __init__(self, root: Path = Path("/")):
+    def __init__(self, gpus: Sequence[str] | None = (), root: Path = Path("/")):
+        self._gpus = gpus
         self._root, self._begun = root, time.perf_counter()
         self.samples: list[tuple[float, dict[str, str]]] = []
         self._process: subprocess.Popen[str] | None = None
@@ -84,9 +87,9 @@ class Conditions:
         return time.perf_counter() - self._begun
 
     def __enter__(self) -> Conditions:
-        if _gpu_rows():
-            query = [f"--query-gpu={','.join(SAMPLED)}", "--format=csv,noheader,nounits", "-lms", str(SAMPLE_MS)]
-            self._process = subprocess.Popen(["nvidia-smi", *query], stdout=subprocess.PIPE, text=True)
+        command = None if self._gpus is None else gpu_command(SAMPLED, self._gpus)
+        if command is not None:
+            self._process = subprocess.Popen([*command, "-lms", str(SAMPLE_MS)], stdout=subprocess.PIPE, text=True)
             threading.Thread(target=self._collect, args=(self._process,), daemon=True).start()
         return self
 
@@ -148,6 +151,17 @@ class Conditions:
         if not gpus or len(watts) < 4 * len(gpus):
             return None
         return sum(watts) / len(watts) * len(gpus) * (end_s - begin_s)
+
+
+def uuids(device: str, ranks: int = 1) -> tuple[str, ...] | None:
+    """Of the GPUs that a plan's device means, as nvidia-smi calls them; None for a CPU."""
+    if not device.startswith("cuda"):
+        return None
+    import torch
+
+    first = torch.device(device).index or 0
+    names = (str(torch.cuda.get_device_properties(first + rank).uuid) for rank in range(ranks))
+    return tuple(f"GPU-{name.removeprefix('GPU-')}" for name in names)
 
 
 def _condition(

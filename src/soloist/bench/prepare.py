@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from soloist.bench.inprocess import LlmEncoder, Models, drafter_label, tokenizer_label, weights_label
-from soloist.bench.machine import read_machine
+from soloist.bench.machine import read_machine, uuids
 from soloist.bench.prompts import Encoder, build_prompts, prompts_sha256
 from soloist.bench.records import Card, Machine, Variant, Workload
 from soloist.bench.target import Prompt, Target
@@ -42,6 +42,11 @@ class Bench:
     @property
     def on_gpu(self) -> bool:
         return self.model is not None and self.model.plan.device.startswith("cuda")
+
+    @property
+    def gpus(self) -> tuple[str, ...] | None:
+        """As `Conditions` takes them: all of them where a server may use any."""
+        return () if self.model is None else uuids(self.model.plan.device, self.model.config.tensor_parallel)
 
 
 def prepare(card: Card, folder: Path, progress: bool = False) -> Bench:

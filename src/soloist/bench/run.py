@@ -71,7 +71,7 @@ def run(bench: Bench, output: Path, command: str = "", progress: bool = False) -
     def result(partial: bool) -> RunFile:
         return _run_file(bench, results, command, started, time.perf_counter() - begun, read_rate, partial)
 
-    with Conditions() as conditions, rounds_path(output).open("w") as rounds:
+    with Conditions(bench.gpus) as conditions, rounds_path(output).open("w") as rounds:
         results.conditions.append(conditions.read())
         for workload in bench.card.workloads:
             results.flags += prompt_flags(workload.name, bench.prompts[workload.name][: workload.num_prompts])

@@ -205,17 +205,18 @@ def conditions_table(run: RunFile) -> Table:
     """How far everything moved that may move while a run lasts."""
     def span(of: Callable[[Condition], Iterable[float]]) -> str:
         values = [value for c in run.conditions for value in of(c)]
-        return f"{number(min(values))} to {number(max(values))}" if values else "-"
+        return f"{number(min(values))} to {number(max(values))}" if values else "unknown"
 
+    reasons = ", ".join(sorted({reason for c in run.conditions for reason in c.throttle})) or "none"
     rows = (
         ("GPU clock, MHz", span(lambda c: c.clock_mhz)),
         ("GPU memory clock, MHz", span(lambda c: c.memory_clock_mhz)),
         ("GPU temperature, C", span(lambda c: c.temperature_c)),
         ("GPU power, W", span(lambda c: c.power_w)),
         ("load average", span(lambda c: () if c.load is None else (c.load,))),
-        ("throttle reasons", ", ".join(sorted({reason for c in run.conditions for reason in c.throttle})) or "none"),
+        ("throttle reasons", reasons if any(c.clock_mhz for c in run.conditions) else "unknown"),
         ("other busy processes", ", ".join(sorted({name for c in run.conditions for name in c.busy})) or "none"),
-        ("memory read rate, GB/s", "-" if run.read_rate is None else number(run.read_rate / 1e9)),
+        ("memory read rate, GB/s", "unknown" if run.read_rate is None else number(run.read_rate / 1e9)),
     )
     return Table(f"Conditions, {len(run.conditions)} readings", ("", "from, to"), rows, numeric=False)
 

@@ -56,6 +56,9 @@ def examine(model: str | None, root: Path = Path("/")) -> list[Finding]:
         *install.check_packages(),
     ]
     if build.sees_gpu:
+        import torch
+
+        findings += gpu.check_peers(torch.cuda.device_count(), torch.cuda.can_device_access_peer)
         findings += install.check_kernel_cache(kernel_cache_folder())
     return [*findings, *_rates(judged, ["cpu", "cuda"] if build.sees_gpu else ["cpu"])]
 

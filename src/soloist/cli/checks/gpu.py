@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Callable, Sequence
 
 from soloist.cli.checks.finding import Finding, note, ok, slow
 
@@ -14,16 +15,36 @@ FIELDS = (
 )  # fmt: skip
 
 
+CSV = ["--format=csv,noheader,nounits"]
+SPELLINGS = ("clocks_throttle_reasons", "clocks_event_reasons")
+"""What older and newer drivers call it; some know one of them only."""
+
+
 def query_gpus() -> tuple[str, str] | None:
     """nvidia-smi's rows of FIELDS, and of computing processes; empty if it fails, None where there is none."""
     if shutil.which("nvidia-smi") is None:
         return None
-    gpus = _nvidia_smi(f"--query-gpu={','.join(FIELDS)}")
-    return gpus, _nvidia_smi("--query-compute-apps=pid,process_name,used_memory")
+    command = gpu_command(FIELDS)
+    processes = _output(["nvidia-smi", "--query-compute-apps=pid,process_name,used_memory", *CSV])
+    return "" if command is None else _output(command), processes
 
 
-def _nvidia_smi(query: str) -> str:
-    command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
+def gpu_command(fields: Sequence[str], gpus: Sequence[str] = ()) -> list[str] | None:
+    """The command that makes nvidia-smi print these fields, in words that its driver knows; None if it answers to none.
+
+    Args: gpus: uuids, none for all of them.
+    """
+    chosen = ["-i", ",".join(gpus)] if gpus else []
+    for spelling in SPELLINGS:
+        names = ",".join(fields).replace(SPELLINGS[0], spelling)
+        command = ["nvidia-smi", *chosen, f"--query-gpu={names}", *CSV]
+        if _output(command):
+            return command
+    return None
+
+
+def _output(command: list[str]) -> str:
+    """Empty if it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
@@ -44,6 +65,16 @@ def check_gpus(gpus: str, processes: str) -> list[Finding]:
         found.append(slow("GPU load", f"{len(others)} other processes hold a GPU: {named}",
                           "end them, or choose another GPU with --device cuda:N"))  # fmt: skip
     return found
+
+
+def check_peers(count: int, reaches: Callable[[int, int], bool]) -> list[Finding]:
+    """Args: reaches: whether a GPU can read the memory of another."""
+    apart = [f"{a}-{b}" for a in range(count) for b in range(a + 1, count) if not (reaches(a, b) and reaches(b, a))]
+    if apart:
+        named = ", ".join(apart[:6])
+        return [slow("GPU peers", f"{named} cannot read each other's memory: sums of ranks go through the host",
+                     "choose GPUs of one switch (nvidia-smi topo -m), or turn off IOMMU and ACS for them")]  # fmt: skip
+    return [ok("GPU peers", f"all {count} GPUs read each other's memory")] if count > 1 else []
 
 
 def _check_gpu(gpu: dict[str, str]) -> list[Finding]:
