@@ -96,7 +96,8 @@ def mask_token(tokenizer: Tokenizer, vocab_size: int, stop_ids: tuple[int, ...])
     """The id that stands for a place to be drafted: one that no text holds.
 
     A mask token by name; otherwise a row of the embedding behind the vocabulary; otherwise the last special token that
-    neither ends a text nor stands in the chat template; otherwise the padding.   Raises: UserError where there is none.
+    neither ends a text nor stands in the chat template; otherwise the padding, or any special token.
+    Raises: UserError where there is none.
     """
     named = (tokenizer.token_id(name) for name in ("<|mask|>", "<mask>", "[MASK]"))
     for token in named:
@@ -104,11 +105,10 @@ def mask_token(tokenizer: Tokenizer, vocab_size: int, stop_ids: tuple[int, ...])
             return token
     if tokenizer.vocab_size < vocab_size:
         return tokenizer.vocab_size
+    special = tokenizer.special_ids
     busy = {tokenizer.token_id(text) for text in tokenizer.special_tokens.values()} | set(stop_ids)
-    free = [i for i in tokenizer.special_ids if i not in busy and (tokenizer.token(i) or "") not in tokenizer.chat_template]
-    padding = tokenizer.token_id(tokenizer.special_tokens.get("pad_token", ""))
-    if padding is not None and padding not in stop_ids:
-        free = free or [padding]
-    if not free:
-        raise UserError("the tokenizer has no token that is free to stand for a drafted place; add one named <mask>")
-    return max(free)
+    free = {i for i in special if i not in busy and (tokenizer.token(i) or "") not in tokenizer.chat_template}
+    padding = {tokenizer.token_id(tokenizer.special_tokens.get("pad_token", ""))} & special
+    if not special:
+        raise UserError("the tokenizer has no special token that could stand for a drafted place; add one named <mask>")
+    return max(i for i in free or padding or special if i is not None)
