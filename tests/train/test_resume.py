@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 
 from soloist.train.data import Batches, Documents
@@ -37,6 +39,30 @@ def test_resumed_training_follows_the_uninterrupted_curve(tmp_path):
     resumed_task = _task()
     second = fit(resumed_task, SCHEDULE, tmp_path / "cut", log_every=1, say=quiet)
     assert _curve(first) + _curve(second) == _curve(whole)
+    for name, tensor in whole_task.module.state_dict().items():
+        assert torch.equal(tensor, resumed_task.module.state_dict()[name]), name
+
+
+def test_a_run_that_was_killed_goes_on_from_its_last_checkpoint(tmp_path):
+    quiet = lambda line: None  # noqa: E731
+    whole_task = _task()
+    whole = fit(whole_task, SCHEDULE, tmp_path / "whole", log_every=1, say=quiet)
+    killed = _task()
+    losses = killed.losses
+
+    def dies(step: int) -> dict[str, torch.Tensor]:
+        if step == 7:
+            raise KeyboardInterrupt
+        return losses(step)
+
+    killed.losses = dies
+    with pytest.raises(KeyboardInterrupt):
+        fit(killed, SCHEDULE, tmp_path / "cut", log_every=1, save_every=5, say=quiet)
+    resumed_task = _task()
+    second = fit(resumed_task, SCHEDULE, tmp_path / "cut", log_every=1, say=quiet)
+    assert _curve(second) == _curve(whole)[5:]
+    logged = [json.loads(line) for line in (tmp_path / "cut" / "log.jsonl").read_text().splitlines()]
+    assert _curve(logged) == _curve(whole), "every step once"
     for name, tensor in whole_task.module.state_dict().items():
         assert torch.equal(tensor, resumed_task.module.state_dict()[name]), name
 

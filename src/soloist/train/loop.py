@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from soloist.train.muon import MuonAdam
 
-# steps that a run with a time budget measures its speed on
-REHEARSAL = 80
+# steps that a run with a time budget measures its speed on, and steps between checkpoints
+REHEARSAL, SAVE_EVERY = 80, 500
 
 
 class Task(Protocol):
@@ -93,14 +93,14 @@ def fit(
     *,
     clip: float = 1.0,
     log_every: int = 20,
-    save_every: int = 0,
+    save_every: int = SAVE_EVERY,
     stop_after: int | None = None,
     seconds: float | None = None,
     say: Callable[[str], None] = print,
 ) -> list[dict[str, float]]:
     """Train from the last checkpoint to `schedule.steps` and write `log.jsonl` and `curves.png` into `folder`.
 
-    Args: save_every steps between checkpoints (0: only at the end); stop_after end early at this step, as an
+    Args: save_every steps between checkpoints, beside the one at the end; stop_after end early at this step, as an
         interruption would;
         seconds wall-clock budget: the run is cut there and saved.
     Returns: the logged points of this call.
@@ -112,6 +112,7 @@ def fit(
     points: list[dict[str, float]] = []
     began = mark = time.perf_counter()
     marked = first = step
+    _forget_after(step, folder / "log.jsonl")
     with (folder / "log.jsonl").open("a") as log:
         while step < last:
             for group in task.optimiser.param_groups:
@@ -139,11 +140,18 @@ def fit(
                 if seconds is not None and now - began > seconds and step < last:
                     say(f"stopped at step {step}: the budget of {seconds:.0f} s is spent")
                     break
-            if save_every and step % save_every == 0:
+            if step % save_every == 0:
                 save_checkpoint(task, step, folder)
     save_checkpoint(task, step, folder)
     draw_curves(folder)
     return points
+
+
+def _forget_after(step: int, log: Path) -> None:
+    """Drop points of an interrupted run that lie behind its last checkpoint: they are about to come again."""
+    if log.exists():
+        lines = log.read_text().splitlines(keepends=True)
+        log.write_text("".join(line for line in lines if json.loads(line)["step"] <= step))
 
 
 def fit_within(
