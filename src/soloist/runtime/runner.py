@@ -91,9 +91,9 @@ def to_host(output: RoundOutput, drafted: int, begun: float) -> RoundResult:
     n_host, done, rows, *picks = output.report.tolist()
     tokens, logprobs = picks[:n_host], None
     if output.logprobs is not None:
-        rows = zip(tokens, *(values.tolist() for values in output.logprobs), strict=False)
+        told = zip(tokens, *(values.tolist() for values in output.logprobs), strict=False)
         logprobs = [
-            TokenLogprobs(token, own, dict(zip(ids, values, strict=True))) for token, own, ids, values in rows
+            TokenLogprobs(token, own, dict(zip(ids, values, strict=True))) for token, own, ids, values in told
         ]
     confidence = None if output.confidence is None else output.confidence.tolist()
     return RoundResult(tokens, logprobs, drafted, rows - 1, done, (time.perf_counter() - begun) * 1e3, confidence)
