@@ -145,26 +145,50 @@ DEVICE float squares8(uint4 a) {
   return sum;
 }
 
+// Copies to shared memory that no register waits for. A lane may read what it copied itself after `copied`.
+DEVICE void copy16(void* to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(u32(__cvta_generic_to_shared(to))), "l"(from) : "memory");
+}
+
+DEVICE void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+template <int Pending>
+DEVICE void copied() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
+}
+
 // A warp's columns of the stream, times the norm's weight, into shared memory x [rows][stride], and their squares' sums into
-// squares [row]; the scale of the norm is applied to the product. `stream` (null but in one block) takes the new stream.
+// squares [row]; the scale of the norm is applied to the product. branches: room for the branch, laid out as x.
+// `stream` (null but in one block) takes the new stream.
 template <int Columns, bool Branch>
-DEVICE void enter_norm(u16* x, int stride, float* squares, const u16* residual, i64 residual_stride, const u16* branch,
-                       const u16* norm, u16* stream, int T, int first, int width) {
+DEVICE void enter_norm(u16* x, u16* branches, int stride, float* squares, const u16* residual, i64 residual_stride,
+                       const u16* branch, const u16* norm, u16* stream, int T, int first, int width) {
   const int lane = threadIdx.x & 31;
-#pragma unroll 2
+  constexpr int VECTORS = (Columns + 255) / 256;
+  uint4 weight[VECTORS];
+#pragma unroll
+  for (int v = 0; v < VECTORS; v++) {
+    const int column = first + v * 256 + lane * 8;
+    const bool inside = v * 256 + lane * 8 < Columns && column < width;
+    weight[v] = inside ? *(const uint4*)(norm + column) : make_uint4(0, 0, 0, 0);
+    for (int t = 0; inside && t < T; t++) {
+      copy16(x + t * stride + column, residual + t * residual_stride + column);
+      if (Branch) copy16(branches + t * stride + column, branch + i64(t) * width + column);
+    }
+  }
+  commit();
+  copied<0>();
   for (int t = 0; t < T; t++) {
     float sum = 0.f;
 #pragma unroll
-    for (int v = 0; v < Columns; v += 32 * 8) {
-      const int column = first + v + lane * 8;
-      if (v + lane * 8 < Columns && column < width) {
-        uint4 s = fresh16(residual + t * residual_stride + column);
-        if (Branch) {
-          s = add8(s, fresh16(branch + i64(t) * width + column));
-          if (stream) *(uint4*)(stream + i64(t) * width + column) = s;
-        }
+    for (int v = 0; v < VECTORS; v++) {
+      const int column = first + v * 256 + lane * 8;
+      if (v * 256 + lane * 8 < Columns && column < width) {
+        uint4 s = *(const uint4*)(x + t * stride + column);
+        if (Branch) s = add8(s, *(const uint4*)(branches + t * stride + column));
+        if (Branch && stream) *(uint4*)(stream + i64(t) * width + column) = s;
         sum += squares8(s);
-        *(uint4*)(x + t * stride + column) = times8(s, *(const uint4*)(norm + column));
+        *(uint4*)(x + t * stride + column) = times8(s, weight[v]);
       }
     }
     sum = warp_sum(sum);

@@ -34,14 +34,23 @@ struct Taps {
 
 DEVICE float4 sum_lanes(float4 v) { return make_float4(warp_sum(v.x), warp_sum(v.y), warp_sum(v.z), warp_sum(v.w)); }
 
+constexpr int MOST_ROWS = 16;
+constexpr int RAW = 3 * DIM + VALUES;  // bf16 inputs of a row: q, k, f of the head, v of the block
+
+struct Row {
+  float q[DIM], k[DIM], decay[DIM], v[VALUES], q_squares[DIM / 32], k_squares[DIM / 32];
+};
+
 extern "C" __global__ void __launch_bounds__(DIM)
 kda(const u16* x, const float* conv, const float* rates, const float* biases, u16* history, float* states, const i64* start_at,
     const i64* live_at, const i64* counting, float* o, int T, int R, int slots, i64 x_stride, float lower_bound, float q_scale) {
-  __shared__ float qs[2][DIM], ks[2][DIM], decays[2][DIM], vs[2][VALUES], squares[2][2][DIM / 32];
+  extern __shared__ __align__(16) unsigned char shared[];
+  Row* rows = (Row*)shared;            // [T]
+  u16* raw = (u16*)(rows + T);         // [T][RAW]
+  __shared__ float betas[MOST_ROWS];
   const int head = blockIdx.x, block = blockIdx.y, tid = threadIdx.x, warp = tid >> 5, lane = tid & 31;
-  const int channel = head * DIM + tid, v_channel = head * DIM + block * VALUES + tid;
+  const int channel = head * DIM + tid, v_first = head * DIM + block * VALUES;
   const int start = int(*start_at), live = int(*live_at);
-  int place = start % R, slot = live;  // of the row at hand
   const bool has_value = tid < VALUES;
 
   float4 state[KEYS];
@@ -51,56 +60,61 @@ kda(const u16* x, const float* conv, const float* rates, const float* biases, u1
   Taps q_taps, k_taps, v_taps;
   q_taps.load(history, conv, channel, start, R);
   k_taps.load(history, conv, A + channel, start, R);
-  if (has_value) v_taps.load(history, conv, 2 * A + v_channel, start, R);
+  if (has_value) v_taps.load(history, conv, 2 * A + v_first + tid, start, R);
   const float rate = rates[head], bias = biases[channel];
+  const int place = start % R;
+  if (counting) T = min(T, int(*counting));  // the others' rows mean nothing
   depend();
 
-  u16 q_raw = fresh(x + channel), k_raw = fresh(x + A + channel), f_raw = fresh(x + 3 * A + channel), b_raw = fresh(x + 5 * A + head);
-  u16 v_raw = has_value ? fresh(x + 2 * A + v_channel) : u16(0);
-  if (counting) T = min(T, int(*counting));  // the others' rows mean nothing
-  for (int t = 0; t < T; t++) {
-    const int side = t & 1;
-    const float beta = sigmoid(wide(b_raw));
-    u16* row = history + i64(place) * C;
-    if (++place == R) place = 0;
-    if (++slot == slots) slot = 0;
-    if (block == 0) row[channel] = q_raw, row[A + channel] = k_raw;
-    if (has_value) row[2 * A + v_channel] = v_raw;
-    const float q = q_taps.convolve(wide(q_raw)), k = k_taps.convolve(wide(k_raw));
-    qs[side][tid] = q, ks[side][tid] = k;
-    decays[side][tid] = __expf(lower_bound * sigmoid((wide(f_raw) + bias) * rate));
-    if (has_value) vs[side][tid] = v_taps.convolve(wide(v_raw));
-    if (t + 1 < T) {  // the next row is on its way meanwhile
-      const u16* next = x + (t + 1) * x_stride;
-      q_raw = fresh(next + channel), k_raw = fresh(next + A + channel), f_raw = fresh(next + 3 * A + channel), b_raw = fresh(next + 5 * A + head);
-      if (has_value) v_raw = fresh(next + 2 * A + v_channel);
-    }
+  // All rows' inputs at once, then all that does not depend on the state, then the recurrence, in which warps go alone.
+  for (int i = tid; i < T * (RAW / 8); i += DIM) {
+    const int t = i / (RAW / 8), at = i % (RAW / 8) * 8;
+    const int from = at < 2 * DIM ? at / DIM * A + head * DIM + at % DIM : at < 3 * DIM ? 3 * A + head * DIM + at % DIM : 2 * A + v_first + at % DIM;
+    copy16(raw + t * RAW + at, x + t * x_stride + from);
+  }
+  commit();
+  if (tid < T) betas[tid] = sigmoid(wide(fresh(x + tid * x_stride + 5 * A + head)));
+  copied<0>();
+  __syncthreads();
+  for (int t = 0, at = place; t < T; t++, at = at + 1 == R ? 0 : at + 1) {
+    const u16* in = raw + t * RAW;
+    u16* past = history + i64(at) * C;
+    if (block == 0) past[channel] = in[tid], past[A + channel] = in[DIM + tid];
+    if (has_value) past[2 * A + v_first + tid] = in[3 * DIM + tid];
+    const float q = q_taps.convolve(wide(in[tid])), k = k_taps.convolve(wide(in[DIM + tid]));
+    rows[t].q[tid] = q, rows[t].k[tid] = k;
+    rows[t].decay[tid] = __expf(lower_bound * sigmoid((wide(in[2 * DIM + tid]) + bias) * rate));
+    if (has_value) rows[t].v[tid] = v_taps.convolve(wide(in[3 * DIM + tid]));
     const float q_square = warp_sum(q * q), k_square = warp_sum(k * k);
-    if (lane == 0) squares[side][0][warp] = q_square, squares[side][1][warp] = k_square;
-    __syncthreads();
-
-    const float* q_sums = squares[side][0];
-    const float* k_sums = squares[side][1];
-    const float q_norm = rsqrtf(q_sums[0] + q_sums[1] + q_sums[2] + q_sums[3] + 1e-6f) * q_scale;
-    const float k_norm = rsqrtf(k_sums[0] + k_sums[1] + k_sums[2] + k_sums[3] + 1e-6f);
+    if (lane == 0) rows[t].q_squares[warp] = q_square, rows[t].k_squares[warp] = k_square;
+  }
+  __syncthreads();
+  for (int t = 0, slot = live; t < T; t++) {
+    if (++slot == slots) slot = 0;
+    const Row& row = rows[t];
+    const float* qq = row.q_squares;
+    const float* kk = row.k_squares;
+    const float q_norm = rsqrtf(qq[0] + qq[1] + qq[2] + qq[3] + 1e-6f) * q_scale;
+    const float k_norm = rsqrtf(kk[0] + kk[1] + kk[2] + kk[3] + 1e-6f);
     float4 seen = make_float4(0.f, 0.f, 0.f, 0.f);
     float key[KEYS];
 #pragma unroll
     for (int i = 0; i < KEYS; i++) {
-      key[i] = ks[side][lane + i * 32] * k_norm;
-      const float decay = decays[side][lane + i * 32];
+      key[i] = row.k[lane + i * 32] * k_norm;
+      const float decay = row.decay[lane + i * 32];
       state[i].x *= decay, state[i].y *= decay, state[i].z *= decay, state[i].w *= decay;
       seen.x += state[i].x * key[i], seen.y += state[i].y * key[i], seen.z += state[i].z * key[i], seen.w += state[i].w * key[i];
     }
     seen = sum_lanes(seen);
-    const float* value = vs[side] + warp * 4;
+    const float beta = betas[t];
+    const float* value = row.v + warp * 4;
     const float4 error = make_float4((value[0] - seen.x) * beta, (value[1] - seen.y) * beta, (value[2] - seen.z) * beta,
                                      (value[3] - seen.w) * beta);
     float4 out = make_float4(0.f, 0.f, 0.f, 0.f);
     float4* to = (float4*)(states + i64(slot * H + head) * DIM * DIM + cell);
 #pragma unroll
     for (int i = 0; i < KEYS; i++) {
-      const float query = qs[side][lane + i * 32] * q_norm;
+      const float query = row.q[lane + i * 32] * q_norm;
       state[i].x += key[i] * error.x, state[i].y += key[i] * error.y, state[i].z += key[i] * error.z, state[i].w += key[i] * error.w;
       out.x += state[i].x * query, out.y += state[i].y * query, out.z += state[i].z * query, out.w += state[i].w * query;
       to[i * 32 * DIM / 4] = state[i];

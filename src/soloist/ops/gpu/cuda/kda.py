@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from soloist.ops.gpu import kda as triton_kda
+from soloist.ops.gpu.cuda.linear import MOST_ROWS, lies_well
 from soloist.ops.gpu.cuda.program import is_available, kernel
 from soloist.ops.kda import kda_decode
 
@@ -26,14 +27,16 @@ def _kda_decode(
     rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
     (H, D), T, slots = bias.shape, projected.shape[0], states.shape[0]
-    dtypes_fit = projected.dtype == history.dtype == torch.bfloat16 and states.dtype == conv_weight.dtype == torch.float32
-    if not (dtypes_fit and D == DIM and conv_weight.shape[1] == 4 and is_available(projected.device)):
+    dtypes_fit = history.dtype == torch.bfloat16 and states.dtype == conv_weight.dtype == torch.float32
+    sizes_fit = D == DIM and conv_weight.shape[1] == 4 and T <= MOST_ROWS
+    if not (dtypes_fit and sizes_fit and lies_well(projected) and is_available(projected.device)):
         return triton_kda._kda_decode(projected, conv_weight, rate, bias, lower_bound, history, states, start, live, rows)
     assert T < slots and states.is_contiguous() and history.is_contiguous(), (T, slots)
     o = torch.empty((T, H, D), dtype=torch.float32, device=projected.device)
-    kernel("kda", "kda", 0, projected.device, H=H)(
-        (H, D // VALUES), DIM, 0, projected, conv_weight, rate, bias, history, states, start, live, rows, o, np.int32(T),
-        np.int32(history.shape[0]), np.int32(slots), np.int64(projected.stride(0)), np.float32(lower_bound),
+    row_bytes = (3 * DIM + VALUES) * 6 + 2 * DIM // 32 * 4  # fp32 and the bf16 that it is made of, and sums of squares
+    kernel("kda", "kda", MOST_ROWS * row_bytes, projected.device, H=H)(
+        (H, D // VALUES), DIM, T * row_bytes, projected, conv_weight, rate, bias, history, states, start, live, rows, o,
+        np.int32(T), np.int32(history.shape[0]), np.int32(slots), np.int64(projected.stride(0)), np.float32(lower_bound),
         np.float32(D**-0.5),
     )  # fmt: skip
     return o

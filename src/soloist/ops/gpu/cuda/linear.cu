@@ -18,40 +18,56 @@ DEVICE void enter_plain(u16* x, const u16* from, i64 stride, int T, int first) {
 #pragma unroll
     for (int v = 0; v < COLUMNS; v += 32 * 8) {
       const int column = first + v + lane * 8;
-      if (v + lane * 8 < COLUMNS && column < K) *(uint4*)(x + t * STRIDE + column) = fresh16(from + t * stride + column);
+      if (v + lane * 8 < COLUMNS && column < K) copy16(x + t * STRIDE + column, from + t * stride + column);
     }
   }
+  commit();
+  copied<0>();
   __syncwarp();
 }
 
-DEVICE void enter_gated(u16* x, const float* o, const u16* gate, i64 gate_stride, const u16* norm, float eps, int T, int first) {
+// Rows are staged four at a time: o [4][K] fp32 and gate [4][K].
+DEVICE void enter_gated(u16* x, float* os, u16* gates, const float* o, const u16* gate, i64 gate_stride, const u16* norm, float eps,
+                        int T, int first) {
   const int lane = threadIdx.x & 31;
-  for (int t = 0; t < T; t++) {
 #pragma unroll
-    for (int v = 0; v < COLUMNS; v += 32 * 8) {
-      const int column = first + v + lane * 8;
-      const bool inside = v + lane * 8 < COLUMNS;
-      alignas(16) float value[8] = {};
-      uint4 z = make_uint4(0, 0, 0, 0), n = z;
-      if (inside) {
-        *(uint4*)value = fresh16(o + i64(t) * K + column);
-        *(uint4*)(value + 4) = fresh16(o + i64(t) * K + column + 4);
-        z = fresh16(gate + t * gate_stride + column), n = *(const uint4*)(norm + column % HEAD);
+  for (int v = 0; v < COLUMNS; v += 32 * 8) {
+    const int column = first + v + lane * 8;
+    const bool inside = v + lane * 8 < COLUMNS;
+    const uint4 n = inside ? *(const uint4*)(norm + column % HEAD) : make_uint4(0, 0, 0, 0);
+    const u32 ns[4] = {n.x, n.y, n.z, n.w};
+    for (int begin = 0; begin < T; begin += 4) {
+      const int end = min(T - begin, 4);
+      for (int t = 0; inside && t < end; t++) {
+        copy16(os + t * K + column, o + i64(begin + t) * K + column);
+        copy16(os + t * K + column + 4, o + i64(begin + t) * K + column + 4);
+        copy16(gates + t * K + column, gate + (begin + t) * gate_stride + column);
       }
-      float sum = 0.f;
+      commit();
+      copied<0>();
+      for (int t = 0; t < end; t++) {
+        alignas(16) float value[8] = {};
+        uint4 z = make_uint4(0, 0, 0, 0);
+        if (inside) {
+          *(float4*)value = *(const float4*)(os + t * K + column);
+          *(float4*)(value + 4) = *(const float4*)(os + t * K + column + 4);
+          z = *(const uint4*)(gates + t * K + column);
+        }
+        float sum = 0.f;
 #pragma unroll
-      for (int i = 0; i < 8; i++) sum += value[i] * value[i];
+        for (int i = 0; i < 8; i++) sum += value[i] * value[i];
 #pragma unroll
-      for (int step = HEAD / 16; step; step >>= 1) sum += __shfl_xor_sync(~0u, sum, step);
-      const float scale = rsqrtf(sum / HEAD + eps);
-      const u32 zs[4] = {z.x, z.y, z.z, z.w}, ns[4] = {n.x, n.y, n.z, n.w};
-      u32 out[4];
+        for (int step = HEAD / 16; step; step >>= 1) sum += __shfl_xor_sync(~0u, sum, step);
+        const float scale = rsqrtf(sum / HEAD + eps);
+        const u32 zs[4] = {z.x, z.y, z.z, z.w};
+        u32 out[4];
 #pragma unroll
-      for (int i = 0; i < 4; i++) {
-        out[i] = pack(value[2 * i] * scale * low(ns[i]) * sigmoid(low(zs[i])),
-                      value[2 * i + 1] * scale * high(ns[i]) * sigmoid(high(zs[i])));
+        for (int i = 0; i < 4; i++) {
+          out[i] = pack(value[2 * i] * scale * low(ns[i]) * sigmoid(low(zs[i])),
+                        value[2 * i + 1] * scale * high(ns[i]) * sigmoid(high(zs[i])));
+        }
+        if (inside) *(uint4*)(x + (begin + t) * STRIDE + column) = make_uint4(out[0], out[1], out[2], out[3]);
       }
-      if (inside) *(uint4*)(x + t * STRIDE + column) = make_uint4(out[0], out[1], out[2], out[3]);
     }
   }
   __syncwarp();
@@ -63,7 +79,7 @@ linear(const void* x, const u16* branch, const u16* norm, const u16* gate, const
   extern __shared__ __align__(16) unsigned char shared[];
   float* partials = (float*)shared;                 // [2][WARPS][PARTIAL]
   float* squares = partials + 2 * WARPS * PARTIAL;  // [WARPS][HALVES * ROWS]
-  u16* rows = (u16*)(squares + WARPS * HALVES * ROWS);
+  u16* rows = (u16*)(squares + WARPS * HALVES * ROWS);  // [T][STRIDE], and behind it what the prologue stages
   const int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) >> 2, first = warp * COLUMNS;
   constexpr int UNITS = PAIRS ? OUTS / 2 : OUTS;
   const int width = PAIRS ? N / 2 : N;
@@ -107,10 +123,11 @@ linear(const void* x, const u16* branch, const u16* norm, const u16* gate, const
   if (PROLOGUE == PLAIN) {
     enter_plain(rows, (const u16*)x, x_stride, T, first);
   } else if (PROLOGUE == NORM) {
-    enter_norm<COLUMNS, BRANCH>(rows, STRIDE, squares + warp * HALVES * ROWS, (const u16*)x, x_stride, branch, norm,
+    enter_norm<COLUMNS, BRANCH>(rows, rows + T * STRIDE, STRIDE, squares + warp * HALVES * ROWS, (const u16*)x, x_stride, branch, norm,
                                 blockIdx.x ? nullptr : stream, T, first, K);
   } else {
-    enter_gated(rows, (const float*)x, gate, gate_stride, norm, eps, T, first);
+    float* os = (float*)(rows + T * STRIDE);
+    enter_gated(rows, os, (u16*)(os + min(T, 4) * K), (const float*)x, gate, gate_stride, norm, eps, T, first);
   }
   tiles.run<false>(rows, STRIDE, T, partials, rows_of, finish);
 }

@@ -64,14 +64,20 @@ def run(
     direct = prologue == PLAIN and (tiles <= grid or halves * ROWS * K * 2 > MOST_SHARED)
     y = torch.empty((T, outs), dtype=torch.float32 if wide else weight.dtype, device=x.device)
     stream = x if branch is None else torch.empty((T, K), dtype=x.dtype, device=x.device)
-    sums, row = warps * halves * ROWS * (2 * OUTS + 1) * 4, 0 if direct else (K + CHUNK) * 2
+    sums = warps * halves * ROWS * (2 * OUTS + 1) * 4
+
+    def shared_bytes(rows: int) -> int:
+        """Sums, x, and what its prologue stages."""
+        x_bytes = 0 if direct else rows * (K + CHUNK) * 2
+        return sums + x_bytes + (x_bytes if branch is not None else min(rows, 4) * K * 6 if prologue == GATED else 0)
+
     function = kernel(
-        "linear", "linear", sums + halves * ROWS * row, x.device, K=K, WARPS=warps, HALVES=halves, PROLOGUE=prologue,
+        "linear", "linear", shared_bytes(halves * ROWS), x.device, K=K, WARPS=warps, HALVES=halves, PROLOGUE=prologue,
         DIRECT=direct, BRANCH=branch is not None, BIAS=bias is not None, PAIRS=pairs, WIDE_OUT=wide, HEAD=head or 1,
         **pieces(K, warps, halves, -(-tiles // grid)),
     )  # fmt: skip
     function(
-        (grid,), warps * 32, sums + T * row, x, branch, norm, gate, weight, bias, y, stream, np.int32(T), np.int32(N),
+        (grid,), warps * 32, shared_bytes(T), x, branch, norm, gate, weight, bias, y, stream, np.int32(T), np.int32(N),
         np.int64(x.stride(0)), np.int64(0 if gate is None else gate.stride(0)), np.float32(eps), np.float32(limit),
     )  # fmt: skip
     return y, stream

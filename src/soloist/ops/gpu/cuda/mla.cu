@@ -99,12 +99,6 @@ constexpr int THREADS = 256;
 constexpr int COLUMNS = R / 8;     // of the latent that a warp sums
 constexpr int VECTORS = WIDTH / 8;
 
-DEVICE void copy16(u16* to, const u16* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(u32(__cvta_generic_to_shared(to))), "l"(from) : "memory");
-}
-
-DEVICE void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
 DEVICE void matrices(u32 (&m)[4], const u16* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(u32(__cvta_generic_to_shared(row))) : "memory");
@@ -232,9 +226,9 @@ attend(const u16* q, const u16* latents, const i64* start_at, u16* parts, float*
       const u16* tile = tiles + stage * TILE * STRIDE;
       if (STAGES > 1 && i + 1 < count) {
         load_tile(tiles + (stage ^ 1) * TILE * STRIDE, latents, position + TILE, 0, end, true);
-        asm volatile("cp.async.wait_group 1;" ::: "memory");
+        copied<1>();
       } else {
-        asm volatile("cp.async.wait_group 0;" ::: "memory");
+        copied<0>();
       }
       __syncthreads();
       score(scores, queries, tile, position, first_row, num_rows, start, scale);

@@ -95,7 +95,7 @@ DEVICE void router_block(int block, const u16* residual, const u16* branch, cons
 DEVICE void store_hidden(u16* h, const float* partials, int unit, int T, float limit, const float* scales) {
   for (int i = threadIdx.x; i < 8 * T; i += WARPS * 32) {
     const int t = i / 8, j = i % 8;
-    const float scale = fresh(scales + t);
+    const float scale = scales[t];
     const float gate = sum_partials<WARPS, PARTIAL>(partials, t * OUTS + 2 * j) * scale;
     const float up = sum_partials<WARPS, PARTIAL>(partials, t * OUTS + 2 * j + 1) * scale;
     h[i64(t) * F + unit * 8 + j] = narrow(swiglu(gate, up, limit));
@@ -128,7 +128,7 @@ router(const u16* residual, const u16* branch, const u16* norm, const void* rout
   uint4 w[PER_WARP][2];
   load_chunks(w, row0, row1, first, CHUNKS);
   depend();
-  enter_norm<PER_WARP * 32, true>(rows, STRIDE, squares + warp * HALVES * ROWS, residual, D, branch, norm, nullptr, T, first * 32, D);
+  enter_norm<PER_WARP * 32, true>(rows, rows + T * STRIDE, STRIDE, squares + warp * HALVES * ROWS, residual, D, branch, norm, nullptr, T, first * 32, D);
   float acc[HALVES][2][4] = {};
   multiply_chunks<false>(acc, w, rows, STRIDE, T, first, CHUNKS);
   store_partial(partials + warp * PARTIAL, acc);
@@ -271,20 +271,22 @@ up(const u16* stream, const u16* norm, const float* scales, const float* logits,
   extern __shared__ __align__(16) unsigned char shared[];
   float* partials = (float*)shared;  // [2][WARPS][PARTIAL]
   float* squares = partials + 2 * WARPS * PARTIAL;  // of no use here
-  u16* rows = (u16*)(squares + WARPS * HALVES * ROWS);
+  float* own = squares + WARPS * HALVES * ROWS;     // [HALVES * ROWS] scales
+  u16* rows = (u16*)(own + HALVES * ROWS);
   __shared__ Items items;
   const int warp = threadIdx.x >> 5, first = warp * STAGE * STAGES * 32;
   float bias[PER_LANE], logit[PER_LANE];
   load_bias(bias, biases);
   depend();
   load_logits(logit, logits, warp, counted(counting, T));
-  enter_norm<STAGE * STAGES * 32, false>(rows, STRIDE, squares + warp * HALVES * ROWS, stream, D, nullptr, norm, nullptr, T, first, D);
+  if (threadIdx.x < T) own[threadIdx.x] = fresh(scales + threadIdx.x);
+  enter_norm<STAGE * STAGES * 32, false>(rows, nullptr, STRIDE, squares + warp * HALVES * ROWS, stream, D, nullptr, norm, nullptr, T, first, D);
   choose_all(items, nullptr, logits, logit, bias, counted(counting, T));
   auto rows_of = [&](int tile, const u16*& row0, const u16*& row1) {
     gated_rows(weight + i64(items.expert[tile / UNITS]) * 2 * F * D, tile % UNITS, row0, row1);
   };
   auto finish = [&](int tile, const float* sums) {
-    store_hidden(h + i64(tile / UNITS) * T * F, sums, tile % UNITS, T, limit, scales);
+    store_hidden(h + i64(tile / UNITS) * T * F, sums, tile % UNITS, T, limit, own);
   };
   Tiles<WARPS, CHUNKS, STAGE, STAGES, DEPTH, HALVES> tiles;
   tiles.first = blockIdx.x, tiles.step = gridDim.x, tiles.count = items.count * UNITS;
@@ -298,29 +300,19 @@ constexpr int SLOT = WARPS * DOWN_PER_WARP * 2 * 32 * 16;  // bytes of one item'
 constexpr int SLOTS = SLOT * 8 <= 131072 ? 8 : 4;
 constexpr int AHEAD = DOWN_PER_WARP * HALVES <= 2 ? 8 : DOWN_PER_WARP * HALVES <= 4 ? 4 : 2;  // items whose h is in registers
 
-DEVICE void copy16(u32 to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-
 // A lane copies the weights that it will multiply, so nobody has to wait for another.
-DEVICE void fetch_item(u32 slot, const u16* weight) {
+DEVICE void fetch_item(unsigned char* slot, const u16* weight) {
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
   const u16* row0 = weight + i64(blockIdx.x * OUTS + g) * F;
 #pragma unroll
   for (int j = 0; j < DOWN_PER_WARP; j++) {
     const int chunk = warp * DOWN_PER_WARP + j;
     if (chunk < DOWN_CHUNKS) {
-      const u32 to = slot + ((chunk * 2) * 32 + lane) * 16;
+      unsigned char* to = slot + ((chunk * 2) * 32 + lane) * 16;
       copy16(to, row0 + chunk * 32 + q * 8);
       copy16(to + 32 * 16, row0 + i64(8) * F + chunk * 32 + q * 8);
     }
   }
-}
-
-DEVICE uint4 load_shared16(u32 at) {
-  uint4 v;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
-  return v;
 }
 
 // 16 outputs over all experts in ascending order, the shared one first. The logits are two kernels old, so they may be read
@@ -333,9 +325,8 @@ down(const float* logits, const float* biases, const i64* counting, const u16* w
   float* shares = partials + WARPS * PARTIAL;  // [HALVES * ROWS][E]
   __shared__ Items items;
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
-  const u32 ring = u32(__cvta_generic_to_shared(shared));
-  if (SHARED) fetch_item(ring, shared_weight);
-  asm volatile("cp.async.commit_group;" ::: "memory");
+  if (SHARED) fetch_item(shared, shared_weight);
+  commit();
   const int live = counted(counting, T);
   float bias[PER_LANE], logit[PER_LANE];
   load_logits(logit, logits, warp, live);
@@ -343,8 +334,8 @@ down(const float* logits, const float* biases, const i64* counting, const u16* w
   choose_all(items, shares, logits, logit, bias, live);
   const int count = items.count + SHARED;
   auto fetch = [&](int i) {
-    if (i < count) fetch_item(ring + i % SLOTS * SLOT, weight + i64(items.expert[i - SHARED]) * D * F);
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    if (i < count) fetch_item(shared + i % SLOTS * SLOT, weight + i64(items.expert[i - SHARED]) * D * F);
+    commit();
   };
   if (!SHARED) fetch(0);
 #pragma unroll 1
@@ -373,15 +364,15 @@ down(const float* logits, const float* biases, const i64* counting, const u16* w
     for (int k = 0; k < AHEAD; k++) {
       const int i = begin + k;
       if (i < count) {
-        asm volatile("cp.async.wait_group %0;" ::"n"(SLOTS - 1) : "memory");
-        const u32 slot = ring + i % SLOTS * SLOT;
+        copied<SLOTS - 1>();
+        const unsigned char* slot = shared + i % SLOTS * SLOT;
         float own[HALVES][2][4] = {};
 #pragma unroll
         for (int j = 0; j < DOWN_PER_WARP; j++) {
           const int chunk = warp * DOWN_PER_WARP + j;
           if (chunk < DOWN_CHUNKS) {
-            const u32 at = slot + ((chunk * 2) * 32 + lane) * 16;
-            const uint4 w0 = load_shared16(at), w1 = load_shared16(at + 32 * 16);
+            const uint4* at = (const uint4*)slot + (chunk * 2) * 32 + lane;
+            const uint4 w0 = at[0], w1 = at[32];
 #pragma unroll
             for (int half = 0; half < HALVES; half++) multiply(own[half], w0, w1, x[k][half][j]);
           }

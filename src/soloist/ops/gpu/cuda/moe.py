@@ -64,16 +64,16 @@ def _moe(
     h = residual.new_empty(min(E, T * routing.top_k), T, F)
     halves = -(-T // ROWS)
     sums = WARPS * halves * ROWS * (2 * OUTS + 1) * 4 + halves * ROWS * 4
-    one, ring = sums + halves * ROWS * (D + CHUNK) * 2, ring_bytes(F) + sums + halves * ROWS * E * 4
+    row, most, ring = (D + CHUNK) * 2, halves * ROWS, ring_bytes(F) + sums + halves * ROWS * E * 4
     entry = partial(entries, routing, D, F, shared is not None, halves, device)
     limit = np.float32(0.0 if shared is None else shared.limit)
-    entry("router", one)(
-        (-(-E // LOGITS) + (F // 8 if shared else 0),), WARPS * 32, one, residual, branch, norm[0], routing.weight,
+    entry("router", sums + 2 * most * row)(
+        (-(-E // LOGITS) + (F // 8 if shared else 0),), WARPS * 32, sums + 2 * T * row, residual, branch, norm[0], routing.weight,
         None if shared is None else shared.gate_up, stream, scales, logits, shared_h, np.int32(T), np.float32(norm[1]), limit,
     )  # fmt: skip
-    entry("up", one)(
-        (min(F // 8 * routing.top_k, num_sms(device)),), WARPS * 32, one, stream, norm[0], scales, logits, routing.bias, rows,
-        experts.gate_up, h, np.int32(T), np.float32(experts.limit),
+    entry("up", sums + most * row)(
+        (min(F // 8 * routing.top_k, num_sms(device)),), WARPS * 32, sums + T * row, stream, norm[0], scales, logits,
+        routing.bias, rows, experts.gate_up, h, np.int32(T), np.float32(experts.limit),
     )  # fmt: skip
     entry("down", ring)(
         (D // OUTS,), WARPS * 32, ring, logits, routing.bias, rows, experts.down, h,
