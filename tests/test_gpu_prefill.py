@@ -13,8 +13,11 @@ import soloist.ops.gpu  # noqa: E402, F401
 from soloist.layers.linear import prepare  # noqa: E402
 from soloist.models.decoder import Decoder  # noqa: E402
 from soloist.models.registry import read_config  # noqa: E402
+from soloist.ops.gpu import moe_experts as moe_experts_kernels  # noqa: E402
+from soloist.ops.gpu.moe_experts import moe_of_many  # noqa: E402
 from soloist.ops.kda import kda_decode, kda_prefill  # noqa: E402
 from soloist.ops.mla import mla_prefill  # noqa: E402
+from soloist.ops.moe import RoutedExperts, Routing, SharedExpert, moe  # noqa: E402
 from soloist.ops.moe_experts import moe_experts  # noqa: E402
 from soloist.ops.norm_linear import gated_norm_linear  # noqa: E402
 from soloist.ops.op import Op  # noqa: E402
@@ -35,8 +38,7 @@ def randn(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
 
 
 def fast(op: Op, arguments: Arguments) -> Any:
-    (implementation,) = op.impls["cuda"].values()
-    return implementation(**arguments)
+    return op.impls["cuda"][op.choose("cuda")](**arguments)
 
 
 def error(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -81,8 +83,13 @@ def by_token(x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, gate
 
 
 @pytest.mark.parametrize("T, E, A, unused", [(150, 5, 2, 2), (40, 6, 3, 1), (1, 4, 4, 0)])
-def test_grouped_experts_equal_all_experts_of_all_tokens(T: int, E: int, A: int, unused: int) -> None:
-    """Tiles of few and of many rows, experts that nobody chose, inner sizes that no tile divides."""
+@pytest.mark.parametrize("tiles", ["EXACT", "FEW", "NARROW", "WIDE"])
+def test_grouped_experts_equal_all_experts_of_all_tokens(
+    T: int, E: int, A: int, unused: int, tiles: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Experts that nobody chose, inner sizes that no tile divides; here with the tiles of 16-bit models, too."""
+    if DEVICE == "cpu":
+        monkeypatch.setattr(moe_experts_kernels, "EXACT", getattr(moe_experts_kernels, tiles))
     arguments = experts_case(T, E, A, 70, 41, unused)
     torch.testing.assert_close(fast(moe_experts, arguments), by_token(**arguments), rtol=1e-4, atol=1e-4)
 
@@ -104,6 +111,19 @@ def test_negative_control_another_expert_gives_another_result() -> None:
     expected = by_token(**arguments)
     assert not torch.allclose(found[7], expected[7], rtol=1e-2, atol=1e-2)
     torch.testing.assert_close(found[8:], expected[8:], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("first, held", [(0, 12), (4, 5)], ids=["all experts", "a rank's experts"])
+@pytest.mark.parametrize("with_shared", [True, False])
+def test_mixture_of_many_rows_equals_its_reference(first: int, held: int, with_shared: bool) -> None:
+    T, E, D, F = 40, 12, 72, 32
+    experts = RoutedExperts(randn(E, 2 * F, D, scale=D**-0.5)[first : first + held].contiguous(),
+                            randn(E, D, F, seed=1, scale=F**-0.5)[first : first + held].contiguous(), 0.7, first)  # fmt: skip
+    routing = Routing(randn(E, D, seed=2, scale=D**-0.5), randn(E, seed=3, scale=0.1), 3, 4, 2, "sigmoid", True, 2.5)
+    shared = SharedExpert(randn(48, D, seed=4, scale=D**-0.5), randn(D, 24, seed=5, scale=0.2), 0.0) if with_shared else None
+    arguments = (randn(T, D, seed=6), randn(T, D, seed=7), (randn(D, seed=8), 1e-6), routing, experts, shared)
+    for found, expected in zip(moe_of_many(*arguments), moe.reference(*arguments), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 # -- KDA

@@ -7,6 +7,8 @@ kernel; each is read once, whatever number of rows chose it. Rows that did not c
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -26,6 +28,7 @@ from soloist.ops.gpu.linear import (
     store_rows,
     swiglu_pairs,
 )
+from soloist.ops.gpu.moe_experts import moe_of_many
 from soloist.ops.moe import RoutedExperts, Routing, SharedExpert, moe
 from soloist.ops.norm_linear import Norm
 
@@ -337,7 +340,7 @@ def _moe(
     rows: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if not few(residual) or experts.down.shape[0] < routing.weight.shape[0]:
-        return moe.reference(residual, branch, norm, routing, experts, shared)
+        return moe_of_many(residual, branch, norm, routing, experts, shared)
     (T, D), device, dtype = residual.shape, residual.device, residual.dtype
     E, F = routing.weight.shape[0], experts.down.shape[2]
     shared_width = 0 if shared is None else shared.down.shape[1]  # type: ignore[union-attr]
@@ -359,7 +362,7 @@ def _moe(
         ROUTER_TILES=router_tiles, LIMIT=0.0 if shared is None else shared.limit, **slabs, **tiling,
     )  # fmt: skip
     size = E // routing.num_groups
-    law = {"GROUPS": routing.num_groups, "TOP_GROUPS": routing.top_groups, "TOP_K": routing.top_k,
+    law: dict[str, Any] = {"GROUPS": routing.num_groups, "TOP_GROUPS": routing.top_groups, "TOP_K": routing.top_k,
            "SIGMOID": routing.score == "sigmoid", "HAS_BIAS": routing.bias is not None, "NORMALISE": routing.normalise,
            "SCALING": routing.scaling, "GP": next_power_of_2(routing.num_groups), "SP": next_power_of_2(size)}  # fmt: skip
     launch(

@@ -1,4 +1,4 @@
-"""Routed experts of a long window: rows sorted by expert on the device, two grouped products, a sum in fixed order.
+"""A mixture of experts over a long window: rows sorted by expert on the device, two grouped products, a sum in fixed order.
 
 A tile of rows belongs to one expert. Which tiles there are depends on the choice, so the grid holds as many as there can
 be; every program looks its own up in the experts' offsets, and those behind the last return at once. Nothing is read on
@@ -12,7 +12,12 @@ import triton
 import triton.language as tl
 
 from soloist.ops.gpu.launch import depend, has_pdl, launch, next_power_of_2
+from soloist.ops.linear import linear
+from soloist.ops.moe import RoutedExperts, Routing, SharedExpert
 from soloist.ops.moe_experts import moe_experts
+from soloist.ops.norm_linear import Norm, normed
+from soloist.ops.route import route
+from soloist.ops.swiglu import swiglu
 
 WIDE = {"BM": 128, "BN": 256, "num_warps": 8, "num_stages": 3}
 """Tiles of a GPU with 227 KB of shared memory and warp-group products (Hopper and later)."""
@@ -20,6 +25,27 @@ NARROW = {"BM": 128, "BN": 128, "num_warps": 8, "num_stages": 3}
 FEW = {"BM": 32, "BN": 128, "num_warps": 4, "num_stages": 3}
 """For experts that see few rows: reading the weights takes the time."""
 FEW_ROWS = 48
+EXACT = {"BM": 32, "BN": 64, "num_warps": 4, "num_stages": 2}
+"""fp32: three products for one, and twice the bytes."""
+
+
+@triton.jit(do_not_specialize=["T"])
+def logits_kernel(
+    x_ptr, w_ptr, y_ptr, T, E, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    """Program (block of rows, block of experts): the router's product y [T, E] in fp32, of x in any dtype."""
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    depend(PDL)
+    x_at = x_ptr + tl.minimum(m, T - 1).to(tl.int64)[:, None] * K + k[None, :]
+    w_at = w_ptr + tl.minimum(n, E - 1)[None, :] * K + k[:, None]
+    acc = tl.zeros((BM, BN), tl.float32)
+    for done in range(0, K, BK):
+        x = tl.load(x_at + done, mask=(k < K - done)[None, :], other=0.0).to(tl.float32)
+        w = tl.load(w_at + done, mask=(k < K - done)[:, None], other=0.0)
+        acc = tl.dot(x, w, acc, input_precision="tf32x3")
+    tl.store(y_ptr + m.to(tl.int64)[:, None] * E + n[None, :], acc, mask=(m < T)[:, None] & (n < E)[None, :])
 
 
 @triton.jit
@@ -74,7 +100,7 @@ def grouped_kernel(
         else:
             x = tl.load(x_at, mask=(k < K - done)[None, :], other=0.0)
             w = tl.load(w_at, mask=(k < K - done)[:, None], other=0.0)
-        acc = tl.dot(x, w, acc, input_precision="ieee")
+        acc = tl.dot(x, w, acc, input_precision="tf32x3")
         x_at += BK
         w_at += BK
     if UP:
@@ -94,9 +120,10 @@ def grouped_kernel(
 
 @triton.jit
 def combine_kernel(
-    y_ptr, weights_ptr, experts_ptr, out_ptr, D, TOP_K: tl.constexpr, AP: tl.constexpr, BD: tl.constexpr, PDL: tl.constexpr
+    y_ptr, weights_ptr, experts_ptr, more_ptr, out_ptr, D, TOP_K: tl.constexpr, AP: tl.constexpr, BD: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (token, block of channels): out [T, D] = the weighted sum of y [T, TOP_K, D] over ascending experts.
+    """Program (token, block of channels): out [T, D] = more plus the weighted sum of y [T, TOP_K, D], experts ascending.
 
     What weighs nothing may not have been computed, and is not read.
     """
@@ -109,6 +136,8 @@ def combine_kernel(
     below = (experts[None, :] < experts[:, None]) | ((experts[None, :] == experts[:, None]) & (a[None, :] < a[:, None]))
     rank = tl.sum(below.to(tl.int32), 1)
     acc = tl.zeros((BD,), tl.float32)
+    if more_ptr is not None:
+        acc += tl.load(more_ptr + t * D + d, mask=d < D, other=0.0).to(tl.float32)
     for i in tl.static_range(TOP_K):
         slot = tl.sum(tl.where(rank == i, a, 0), 0)
         weight = tl.sum(tl.where(rank == i, weights, 0.0), 0)
@@ -117,29 +146,64 @@ def combine_kernel(
     tl.store(out_ptr + t * D + d, acc.to(out_ptr.dtype.element_ty), mask=d < D)
 
 
-def tiling(rows: int, device: torch.device) -> dict[str, int]:
+def tiling(rows: int, x: torch.Tensor) -> dict[str, int]:
     """Tile sizes for so many rows an expert."""
+    if x.element_size() > 2:
+        return EXACT
     if rows < FEW_ROWS:
         return FEW
-    return WIDE if has_pdl(device) else NARROW
+    return WIDE if has_pdl(x.device) else NARROW
+
+
+def moe_of_many(
+    residual: torch.Tensor,
+    branch: torch.Tensor,
+    norm: Norm,
+    routing: Routing,
+    experts: RoutedExperts,
+    shared: SharedExpert | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`moe` for any number of rows, and where other ranks hold some of the experts."""
+    x, residual = normed(residual, branch, norm)
+    weights, chosen = route(router_logits(x, routing.weight), *routing[1:])
+    held = experts.down.shape[0]
+    if held < routing.weight.shape[0]:
+        places = chosen - experts.first
+        weights = weights.where((places >= 0) & (places < held), 0.0)
+        chosen = places.clamp(0, held - 1)
+    more = None if shared is None else linear(swiglu(linear(x, shared.gate_up), shared.limit), shared.down)
+    return grouped(x, weights, chosen, experts.gate_up, experts.down, experts.limit, more), residual
+
+
+def router_logits(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """[T, E] fp32, multiplied in the weight's dtype."""
+    if weight.dtype != torch.float32:
+        return linear(x.to(weight.dtype), weight).float()
+    (T, K), E = x.shape, weight.shape[0]
+    logits = torch.empty((T, E), dtype=torch.float32, device=x.device)
+    launch(logits_kernel, (triton.cdiv(T, 64), triton.cdiv(E, 128)), x, weight, logits, T, E, K, BM=64, BN=128, BK=32,
+           device=x.device, num_warps=4, num_stages=3)  # fmt: skip
+    return logits
 
 
 @moe_experts.impl("grouped", on="cuda")
-def _grouped(
+def grouped(
     x: torch.Tensor,
     weights: torch.Tensor,
     experts: torch.Tensor,
     gate_up: torch.Tensor,
     down: torch.Tensor,
     limit: float = 0.0,
+    more: torch.Tensor | None = None,
 ) -> torch.Tensor:
+    """`moe_experts`, plus `more` [T, D]."""
     (T, D), A, (E, N, _), device = x.shape, weights.shape[1], gate_up.shape, x.device
     assert x.is_contiguous() and gate_up.is_contiguous() and down.is_contiguous() and weights.is_contiguous()
     # Slots that weigh nothing belong to experts elsewhere: they go behind the last expert here, where no tile begins.
     key = experts.masked_fill(weights == 0.0, E).to(torch.int16).flatten()
     key, order = key.sort(stable=True)
     offsets = torch.searchsorted(key, torch.arange(E + 1, dtype=key.dtype, device=device), out_int32=True)
-    tiles = tiling(T * A // E, device)
+    tiles = tiling(T * A // E, x)
     most = T * A // tiles["BM"] + min(E, T * A)
     BK = 64 if x.element_size() == 2 else 32
 
@@ -152,6 +216,6 @@ def _grouped(
     hidden = product(x, gate_up, x.new_empty(T * A, N // 2), True)
     y = product(hidden, down, x.new_empty(T * A, D), False)
     out, BD = torch.empty_like(x), min(2048, next_power_of_2(D))
-    launch(combine_kernel, (T, triton.cdiv(D, BD)), y, weights, experts.contiguous(), out, D, TOP_K=A,
+    launch(combine_kernel, (T, triton.cdiv(D, BD)), y, weights, experts.contiguous(), more, out, D, TOP_K=A,
            AP=next_power_of_2(A), BD=BD, device=device, num_warps=4)  # fmt: skip
     return out
