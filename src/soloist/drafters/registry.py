@@ -54,10 +54,11 @@ def most_drafted(name: str, config: EngineConfig, checkpoint: Checkpoint) -> int
         return most
     from soloist.drafters.dspark import read_config
 
-    return min(most, read_config(_dspark_checkpoint(config, checkpoint)).num_drafts)
+    return min(most, read_config(dspark_checkpoint(config, checkpoint)).num_drafts)
 
 
-def _dspark_checkpoint(config: EngineConfig, checkpoint: Checkpoint) -> Checkpoint:
+def dspark_checkpoint(config: EngineConfig, checkpoint: Checkpoint) -> Checkpoint:
+    """Of the drafter that drafter_path names, else the one in the model's folder."""
     own = checkpoint.path / DSPARK_FOLDER
     return open_checkpoint(own if config.drafter_path is None else resolve_model_path(config.drafter_path))
 
@@ -79,7 +80,7 @@ def build_drafter(name: str, config: EngineConfig, checkpoint: Checkpoint, decod
         return build_mtp(decoder, most, read_temperatures(checkpoint.path / MTP_FILE) or [1.0] if asked else None)
     from soloist.drafters.dspark import build_dspark
 
-    return build_dspark(_dspark_checkpoint(config, checkpoint), decoder, most)
+    return build_dspark(dspark_checkpoint(config, checkpoint), decoder, most)
 
 
 def width_choice(config: EngineConfig, drafter: Drafter) -> WidthChoice:

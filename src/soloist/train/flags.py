@@ -38,6 +38,20 @@ def add_drafter(parser: argparse.ArgumentParser, out: str) -> None:
     _add_common(parser)
 
 
+def add_calibration(parser: argparse.ArgumentParser) -> None:
+    """Flags of `soloist train calibration`; defaults are those of `calibrate_drafter`."""
+    parser.add_argument("--model", default="nano", help="folder or name of the model (default: nano)")
+    parser.add_argument("--drafter", help="mtp, dspark or auto (default: auto)")
+    parser.add_argument("--drafter-path", metavar="FOLDER", help="the DSpark drafter, where it is not part of the model")
+    parser.add_argument("--prompts", metavar="SOURCE", help="set:NAME, a bundled set, or file:PATH, JSONL with messages, turns, "
+                        "text or token_ids (default: set:chat)")  # fmt: skip
+    parser.add_argument("--num-prompts", type=int, metavar="N", help="prompts to answer (default: 32)")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of an answer (default: 128)")
+    parser.add_argument("--temperature", type=float, metavar="X", help="that the model will serve at (default: 0)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="(default: where the engine reads it)")
+    _add_common(parser)
+
+
 def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, help="(default: 0)")
     parser.add_argument("--device", help="auto, cuda or cpu (default: auto)")
@@ -46,6 +60,10 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 def train(args: argparse.Namespace) -> dict[str, object]:
     """Train what was asked for with the flags that were set.   Returns: the card of the run."""
     given = {name: value for name, value in vars(args).items() if value is not None and name != "what"}
+    if args.what == "calibration":
+        from soloist.train.confidence import calibrate_drafter
+
+        return calibrate_drafter(**given)
     if args.what == "nano":
         from soloist.train.nano import train_nano
 
