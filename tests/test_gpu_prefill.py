@@ -153,7 +153,7 @@ def token_by_token(arguments: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("gate, same_keys", [(0.0, False), (30.0, False), (-30.0, False), (-30.0, True)],
                          ids=["usual", "all forgotten", "nothing forgotten", "one key for ever"])  # fmt: skip
 def test_long_window_equals_the_recurrence(gate: float, same_keys: bool) -> None:
-    arguments = kda_case(150, 2, 24, gate, same_keys, start=11)
+    arguments = kda_case(100, 2, 24, gate, same_keys, start=11)
     expected, last = token_by_token(arguments)
     found = fast(kda_prefill, arguments)
     assert error(found, expected) < 1e-4
@@ -167,9 +167,9 @@ def test_negative_control_a_state_that_starts_elsewhere_is_seen() -> None:
     assert error(fast(kda_prefill, arguments), expected) > 1e-2
 
 
-@pytest.mark.parametrize("cut", [64, 128])
-def test_a_window_cut_at_chunks_has_the_same_bits(cut: int) -> None:
-    whole, parts = kda_case(150, 2, 24, 0.0, start=5), kda_case(150, 2, 24, 0.0, start=5)
+def test_a_window_cut_at_a_chunk_has_the_same_bits() -> None:
+    T, cut = 100, 64
+    whole, parts = kda_case(T, 1, 24, 0.0, start=5), kda_case(T, 1, 24, 0.0, start=5)
     expected = fast(kda_prefill, whole)
     projected = parts["projected"]
     first = fast(kda_prefill, parts | {"projected": projected[:cut]})
@@ -177,7 +177,7 @@ def test_a_window_cut_at_chunks_has_the_same_bits(cut: int) -> None:
     second = fast(kda_prefill, parts | later)
     assert torch.equal(torch.cat((first, second)), expected)
     assert torch.equal(parts["states"][0], whole["states"][0])
-    kept = (torch.arange(152, 155, device=DEVICE)) % whole["history"].shape[0]
+    kept = torch.arange(T + 2, T + 5, device=DEVICE) % whole["history"].shape[0]
     assert torch.equal(parts["history"][kept], whole["history"][kept])
 
 

@@ -105,8 +105,9 @@ class Engine:
                 f"the prompt has {len(prompt)} tokens, the context holds {self.context_length}; {reason}: "
                 f"shorten it to {limit} or raise context_length"
             )
-        for token in prompt:
-            self._check_id(token, "prompt")
+        if {*map(type, prompt)} != {int} or min(prompt) < 0 or max(prompt) >= self.vocab_size:
+            for token in prompt:
+                self._check_id(token, "prompt")
 
     def _check_id(self, token: int, where: str) -> None:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.vocab_size:

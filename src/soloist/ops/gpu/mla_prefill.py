@@ -173,6 +173,7 @@ def _triton(
            BR=next_power_of_2(R), device=device, num_warps=4, **turning)  # fmt: skip
     context = latents.view(-1, width)[: start + T, :R]
     keys, values = (torch.einsum("sr,hrn->shn", context, up) for up in (up_key, up_value.transpose(1, 2)))
+    assert keys.stride(2) == values.stride(2) == 1, (keys.stride(), values.stride())
     tiles = HOPPER if wide and q.element_size() == 2 else SMALL
     out = q.new_empty(T, H * DV)
     launch(attention_kernel, (H, triton.cdiv(T, tiles["BM"])), q, q.stride(0), q.stride(1), keys, keys.stride(1),
