@@ -81,6 +81,9 @@ class Clockwork:
             ending = Ending("length", len(prompt.token_ids), i + 1, "engine", 0, 0) if last else None
             yield Event(50 + i * self.step_ms, (token,), 1, "", False, 0, 0, self.step_ms, None, ending)
 
+    def plan(self) -> dict[str, Any]:
+        return {}
+
     def close(self) -> None:
         pass
 

@@ -212,14 +212,14 @@ def test_a_sum_at_the_end_says_nothing_of_blocks() -> None:
         (streamed([(100.0, sse(text_chunk("x", token_ids=[1])))]), "ended before the answer did"),
         (streamed([(100.0, sse({"error": {"message": "out of memory"}}))]), "out of memory"),
         (streamed([(100.0, b"data: {nonsense\n\n")]), "no JSON object"),
-        (whole(500, {"error": {"message": "broken"}}), "answered 500: broken"),
+        (whole(500, {"error": {"message": "broken"}}), "500 for token ids: broken"),
         (whole(503, {"detail": "loading"}), "answered 503: loading"),
         ([(1.0, b"garbage\r\n\r\n")], "garbage"),
         ([], "without response"),
     ],
 )  # fmt: skip
 def test_a_request_that_fails_says_why(script: Packets, words: str) -> None:
-    record = ask(script).record
+    record = ask(*[script] * 9).record
     assert record.error is not None and words in record.error
     assert record.finish_reason is None
 
@@ -231,24 +231,42 @@ def test_what_came_before_a_failure_is_kept() -> None:
 
 def test_a_server_that_refuses_is_asked_in_a_simpler_way_and_remembered() -> None:
     refusal, answer = whole(422, {"detail": "unexpected field"}), streamed([(9.0, sse(text_chunk("x"))), (9.0, DONE)])
-    server = FakeServer(refusal, answer, answer)
+    server = FakeServer(refusal, refusal, refusal, refusal, answer, answer)
     target = HttpTarget("http://fake:1/v1/", connect=server.connect, clock=server.clock)
     for _ in range(2):
         assert record_events(target.serve(PROMPT, GREEDY), PLACE).record.error is None
-    asked = [(path, set(fields) & {"return_token_ids", "stream_options"}) for path, fields in server.requests[1:]]
-    rich, simple = {"return_token_ids", "stream_options"}, {"stream_options"}
-    assert asked == [("/v1/completions", rich), ("/v1/completions", simple), ("/v1/completions", simple)]
-    assert target.dialect == "token ids, usage at the end"
+    optional = {"return_token_ids", "stream_options", "repetition_penalty", "repeat_penalty"}
+    asked = [set(fields) & optional for _, fields in server.requests[1:]]
+    last = {"stream_options", "repetition_penalty"}
+    assert asked == [optional, optional - {"repeat_penalty"}, {"return_token_ids", "stream_options"},
+                     {*last, "repeat_penalty"}, last, last]  # fmt: skip
+    assert target.dialect == "token ids, usage at the end, repetition_penalty"
+
+
+def test_a_penalty_that_the_card_asks_for_has_every_name() -> None:
+    server = FakeServer(streamed([(9.0, sse(text_chunk("x"))), (9.0, DONE)]))
+    target = HttpTarget("http://fake:1", connect=server.connect, clock=server.clock)
+    record_events(target.serve(PROMPT, {**GREEDY, "repetition_penalty": 1.3}), PLACE)
+    assert server.requests[-1][1]["repetition_penalty"] == server.requests[-1][1]["repeat_penalty"] == 1.3
+
+
+def test_a_server_that_stumbles_is_asked_in_a_simpler_way_until_one_worked() -> None:
+    stumble, answer = whole(500, {"detail": "not text"}), streamed([(9.0, sse(text_chunk("x"))), (9.0, DONE)])
+    server = FakeServer(*[stumble] * 6, answer, stumble)
+    target = HttpTarget("http://fake:1", connect=server.connect, clock=server.clock)
+    assert record_events(target.serve(PROMPT, GREEDY), PLACE).record.error is None
+    assert target.dialect == "token ids, no counts, both names of the penalty"
+    assert record_events(target.serve(PROMPT, GREEDY), PLACE).record.error == "the server answered 500: not text"
 
 
 def test_a_server_without_token_ids_gets_messages_and_one_that_takes_nothing_is_quoted() -> None:
     prompt = Prompt("p", "chat", token_ids=(1,), messages=({"role": "user", "content": "hi"},))
     no = whole(400, {"error": {"message": "prompt must be text"}})
-    server = FakeServer(no, no, no, streamed([(9.0, sse(chat_chunk(content="x"))), (9.0, DONE)]))
+    server = FakeServer(*[no] * 9, streamed([(9.0, sse(chat_chunk(content="x"))), (9.0, DONE)]))
     target = HttpTarget("fake:1", connect=server.connect, clock=server.clock)
     assert record_events(target.serve(prompt, GREEDY), PLACE).record.error is None
     assert server.requests[-1][0] == "/v1/chat/completions"
-    error = ask(no, no, no).record.error
+    error = ask(*[no] * 9).record.error
     assert error == "the server refused the request: 400 for token ids: prompt must be text"
 
 

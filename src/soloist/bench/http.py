@@ -2,8 +2,9 @@
 
 The socket is read directly, so that every packet has the time of its arrival; see `sse.py` for what is made of it. Each
 request has a connection of its own, opened before the clock starts. What a server can do is found out by asking: token
-ids as prompt, counts in every chunk. A request refused with a 4xx is asked again in the next simpler way, which happens
-in the warm-up; what worked is kept, and `dialect` says what it is.
+ids as prompt, counts in every chunk. A request refused with a 4xx, or with the 500 of a server that stumbles over what it
+does not know, is asked again in the next simpler way, which happens in the warm-up; what worked is kept, and `dialect` says
+what it is.
 """
 
 from __future__ import annotations
@@ -37,7 +38,15 @@ COUNTING: dict[str, dict[str, Any]] = {
 }
 """What to ask for, best first. Fields that a server does not know it ignores or refuses."""
 
+PENALTIES: dict[str, tuple[str, ...]] = {
+    "both names of the penalty": ("repetition_penalty", "repeat_penalty"),
+    "repetition_penalty": ("repetition_penalty",),
+    "no penalty": (),
+}
+"""What to call it, so that a server's own default, often another than 1, does not change the text."""
+
 REFUSED = (400, 404, 405, 415, 422, 501)
+STUMBLED = 500
 
 DRAWING = ("seed", "top_p", "top_k", "min_p")
 
@@ -92,18 +101,22 @@ class HttpTarget:
         self._port = port or (443 if self._secure else 80)
         self._path = parts.path.rstrip("/").removesuffix("/v1")
         self._api_key, self._timeout_s, self._connect, self._clock = api_key, timeout_s, connect, clock
-        self._count_text = count_text
-        self._dialect: tuple[str, str] | None = None
+        self.count_text = count_text
+        self._dialect: tuple[str, str, str] | None = None
         self.model = self._find_model(model)
 
     @property
     def dialect(self) -> str:
-        """How this server is spoken to: what a prompt is sent as, and where token counts come from."""
+        """How this server is spoken to: what a prompt is sent as, where token counts come from, what a penalty is called."""
         return "not asked yet" if self._dialect is None else ", ".join(self._dialect)
 
     def serve(self, prompt: Prompt, sampling: Mapping[str, Any]) -> Iterator[Event]:
         """See Target. The events come when the answer is complete; their times are those of arrival."""
         yield from self._ask(prompt, sampling)
+
+    def plan(self) -> dict[str, Any]:
+        """The model's name there, and how the server is spoken to."""
+        return {"served_model": self.model, "dialect": self.dialect}
 
     def close(self) -> None:
         """Nothing stays open between requests."""
@@ -111,20 +124,22 @@ class HttpTarget:
     def _ask(self, prompt: Prompt, sampling: Mapping[str, Any]) -> list[Event]:
         """Send the request, in simpler and simpler ways while the server refuses it."""
         offered = prompt_fields(prompt)
-        ways = [(kind, counting) for kind in offered for counting in COUNTING]
+        ways = [(kind, counting, naming) for kind in offered for counting in COUNTING for naming in PENALTIES]
         if self._dialect is not None and self._dialect[0] in offered:
             ways = [self._dialect]
         refusals: dict[str, None] = {}
-        for kind, counting in ways:
+        for kind, counting, naming in ways:
             endpoint, content = offered[kind]
-            body = {"model": self.model, "stream": True, **content, **request_fields(sampling), **COUNTING[counting]}
+            penalties = dict.fromkeys(PENALTIES[naming], sampling.get("repetition_penalty", 1.0))
+            asked = {**content, **request_fields(sampling), **penalties, **COUNTING[counting]}
+            body = {"model": self.model, "stream": True, **asked}
             status, packets, error = self._exchange("POST", f"/v1/{endpoint}", body)
-            if status in REFUSED:
+            if status in REFUSED or status == STUMBLED and self._dialect is None:
                 refusals[f"{status} for {kind}: {_message(packets)}"] = None
                 continue
             if status == 200 and error is None:
-                self._dialect = (kind, counting)
-                return read_answer(packets, sampling.get("max_tokens"), self._count_text)
+                self._dialect = (kind, counting, naming)
+                return read_answer(packets, sampling.get("max_tokens"), self.count_text)
             return _failed(packets, error or f"the server answered {status}: {_message(packets)}")
         return _failed([], f"the server refused the request: {'; '.join(refusals)}")
 

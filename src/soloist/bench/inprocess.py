@@ -75,6 +75,10 @@ class InProcess:
         """The same model without the drafter."""
         return self.llm.plain()
 
+    def plan(self) -> dict[str, Any]:
+        """The resolved Plan, without the model's path: the card names and hashes it, and a path tells of a machine."""
+        return {name: value for name, value in asdict(self.llm.plan).items() if name != "model"}
+
     def close(self) -> None:
         """The model is shared; its owner closes it."""
 
@@ -217,8 +221,3 @@ def files_sha256(paths: Sequence[Path]) -> str:
                 file.seek(place)
                 digest.update(file.read(piece))
     return f"sha256{' of samples' if sampled else ''}:{digest.hexdigest()}"
-
-
-def plan_of(target: InProcess) -> dict[str, Any]:
-    """The resolved Plan. The model's path is left out: the card names and hashes it, and a path tells of a machine."""
-    return {name: value for name, value in asdict(target.llm.plan).items() if name != "model"}

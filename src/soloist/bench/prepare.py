@@ -115,15 +115,18 @@ def prepare_server(card: Card, server: Server, progress: bool = False) -> Bench:
     target = HttpTarget(server.url, server.served_model, api_key=server.api_key)
     reference: LLM | None = None
     encoder: Encoder | None = None
+    tokenizer: Tokenizer | None = None
     close: Callable[[], None] = target.close
     if server.reference is not None:
         reference = LLM(server.reference, progress=progress, **card.settings)
-        encoder, close = LlmEncoder(reference), reference.close
-        weights, label = weights_label(server.reference, card.seed), tokenizer_label(reference.tokenizer, server.reference)
+        encoder, close, tokenizer = LlmEncoder(reference), reference.close, reference.tokenizer
+        weights, label = weights_label(server.reference, card.seed), tokenizer_label(tokenizer, server.reference)
         card = dataclasses.replace(card, weights=weights, tokenizer=label)
     elif (tokenizer := _local_tokenizer(card.model)) is not None:
         encoder = TokenizerEncoder(tokenizer)
         card = dataclasses.replace(card, tokenizer=tokenizer_label(tokenizer, card.model))
+    if tokenizer is not None:
+        target.count_text = TextCount(tokenizer)
     card, prompts = with_prompts(card, encoder)
     machine = read_machine(environment_threads() or os.cpu_count() or 1)
     return Bench(card, {variant.name: target}, prompts, machine, None, reference, close)
@@ -158,6 +161,16 @@ class TokenizerEncoder:
         if isinstance(prompt, str):
             return self._tokenizer.encode(prompt)
         return self._tokenizer.encode(self._tokenizer.render_chat(prompt), add_special=False)
+
+
+@dataclass(frozen=True)
+class TextCount:
+    """Tokens of a text."""
+
+    tokenizer: Tokenizer
+
+    def __call__(self, text: str) -> int:
+        return len(self.tokenizer.encode(text, add_special=False))
 
 
 def _local_tokenizer(model: str) -> Tokenizer | None:

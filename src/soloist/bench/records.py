@@ -339,9 +339,9 @@ class Flag:
 
 @dataclass(frozen=True)
 class RunFile:
-    """A whole run. plans: variant name -> resolved Plan. ops: device type -> op -> implementation. read_rate: bytes a
-    second that the device's memory was measured to deliver. partial: whether it was ended before its time. passed:
-    whether every text was right.
+    """A whole run. plans: variant name -> resolved Plan, or how a server is spoken to. ops: device type -> op ->
+    implementation. read_rate: bytes a second that the device's memory was measured to deliver. partial: whether it was
+    ended before its time. passed: whether every text was right.
     """
 
     schema_version: int

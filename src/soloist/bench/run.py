@@ -14,14 +14,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
 import soloist
 from soloist.bench.card import sampling_params
 from soloist.bench.flags import find_flags, prompt_flags
-from soloist.bench.inprocess import InProcess, plan_of
+from soloist.bench.inprocess import InProcess
 from soloist.bench.limit import counted_bytes, memory_rate, plain_bytes
 from soloist.bench.machine import Conditions
 from soloist.bench.prepare import Bench, Server, prepare, prepare_server
@@ -197,7 +196,7 @@ def _run_file(
     checks = [*results.checks, *text_checks(card, requests, bench.reference is not None)]
     summaries = summarise_run(card, requests, results.moved, read_rate)
     flags = find_flags(card, bench.machine, results.conditions, requests, summaries, partial, bench.on_gpu)
-    plans: dict[str, dict[str, Any]] = {variant.name: plan_of(target) for variant, target in _in_process(bench)}
+    plans = {name: target.plan() for name, target in bench.targets.items()}
     return RunFile(
         schema_version=SCHEMA_VERSION,
         soloist=soloist.__version__,

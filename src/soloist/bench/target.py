@@ -72,6 +72,10 @@ class Target(Protocol):
         """
         ...
 
+    def plan(self) -> dict[str, Any]:
+        """How it runs, as far as it tells; kept with the results."""
+        ...
+
     def close(self) -> None:
         """Free the model or the connection."""
         ...

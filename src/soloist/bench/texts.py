@@ -26,7 +26,7 @@ class Reference:
     In process they come from plain decoding with the same engine settings: the plain variant's first answer where the
     card has one, otherwise a request of its own, unmeasured. Behind a server they come from `reference`, a model loaded
     here, if there is one, otherwise from the first answer to the same prompt, which finds only that a server differs
-    from itself.
+    from itself. Where a server tells no ids, both texts are cut into ids here; the model may have cut its own otherwise.
     """
 
     def __init__(self, reference: LLM | None = None):
@@ -38,12 +38,14 @@ class Reference:
     ) -> RequestRecord:
         """The record, with text_same and first_difference where ids are known."""
         record, ids = answer.record, answer.token_ids
+        if ids is None and self._reference is not None and self._reference.tokenizer is not None:
+            ids = self._cut(answer.text)
         if record.error is not None or ids is None or variant.settings.get("acceptance") == "rejection":
             return record
         settings = repr(sorted(variant.settings.items()))
         key = (settings, record.workload, record.prompt)
         if key not in self._texts:
-            self._texts[key] = self._expected(ids, variant, target, prompt, sampling)
+            self._texts[key] = self._expected(answer, ids, variant, target, prompt, sampling)
         expected = self._texts[key]
         same = ids == expected
         pairs = enumerate(zip(ids, expected, strict=False))
@@ -54,8 +56,18 @@ class Reference:
             return self._bounded(record, prompt, ids)
         return record
 
+    def _cut(self, text: str) -> tuple[int, ...]:
+        assert self._reference is not None and self._reference.tokenizer is not None
+        return tuple(self._reference.tokenizer.encode(text, add_special=False))
+
     def _expected(
-        self, ids: tuple[int, ...], variant: Variant, target: Target, prompt: Prompt, sampling: Mapping[str, Any]
+        self,
+        answer: Answer,
+        ids: tuple[int, ...],
+        variant: Variant,
+        target: Target,
+        prompt: Prompt,
+        sampling: Mapping[str, Any],
     ) -> tuple[int, ...]:
         from soloist.bench.inprocess import InProcess
         from soloist.config import SamplingParams
@@ -67,7 +79,8 @@ class Reference:
             return ids
 
         assert prompt.token_ids is not None, prompt.name
-        return tuple(model.generate(prompt.token_ids, SamplingParams(**sampling)).token_ids)
+        output = model.generate(prompt.token_ids, SamplingParams(**sampling))
+        return tuple(output.token_ids) if answer.token_ids is not None else self._cut(output.text)
 
     def _bounded(self, record: RequestRecord, prompt: Prompt, ids: tuple[int, ...]) -> RequestRecord:
         """A foreign engine rounds otherwise: near ties may fall otherwise, and the text after them is another.
