@@ -122,6 +122,7 @@ def test_what_spoils_a_number_flags_the_run() -> None:
     assert flagged(conditions=tuple(map(condition, (300.0, 1900, 1700, 300)))) == {"clocks changed"}
     assert flagged(conditions=tuple(map(condition, (300.0, 1900, 1890, 300)))) == set()
     assert flagged(conditions=(condition(throttle=("power cap",)),)) == {"throttled"}
+    assert flagged(conditions=(dataclasses.replace(condition(), clock_mhz=()),)) == {"clocks unknown"}
     assert flagged(conditions=(condition(busy=("cc1 (pid 7)",)),)) == {"busy machine"}
     shared = dataclasses.replace(condition(), other_cores=0.4)
     assert flagged(conditions=(condition(), shared)) == {"busy machine"} and flagged(conditions=(shared, condition())) == set()

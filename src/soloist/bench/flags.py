@@ -109,7 +109,7 @@ def _of_machine(machine: Machine, conditions: Sequence[Condition], on_gpu: bool)
     if busy:
         found.append(Flag("busy machine", "; ".join(busy[:6])))
     clocks = [clock for c in conditions[1:-1] for clock in c.clock_mhz]  # between requests; before and after it may idle
-    if on_gpu and not any(c.clock_mhz for c in conditions):
+    if on_gpu and conditions and not any(c.clock_mhz for c in conditions):
         found.append(Flag("clocks unknown", "clocks, power and reasons to throttle were not told"))
     if clocks and min(clocks) < max(clocks) * (1 - CLOCK):
         found.append(Flag("clocks changed", f"{min(clocks):.0f} to {max(clocks):.0f} MHz"))
