@@ -8,6 +8,7 @@ from functools import cache
 import torch
 
 from soloist.config import MAX_WINDOW, SamplingParams
+from soloist.dist.vocabulary import Logits
 from soloist.drafters.drafter import Drafter, Draw, NoDraft
 from soloist.drafters.ngram import NgramDrafter
 from soloist.drafters.scripted import ScriptedDrafter
@@ -74,9 +75,9 @@ def plain(kind: str, params: SamplingParams, prompt: tuple[int, ...] = PROMPT, e
     return tokens(run(plain_engine(kind), params, prompt, eos))
 
 
-def argmax(logits: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, None]:
+def argmax(logits: Logits, places: torch.Tensor) -> tuple[torch.Tensor, None]:
     """The greedy Draw."""
-    return logits.argmax(-1), None
+    return logits.whole.argmax(-1), None
 
 
 def proposal(served: Engine, width: int, drafter: Drafter | None = None, draw: Draw = argmax) -> list[int]:

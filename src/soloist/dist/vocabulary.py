@@ -9,6 +9,7 @@ import torch
 from soloist.dist.share import Share, gather_columns
 from soloist.ops.pick import Noise, pick
 from soloist.ops.pick_part import pick_best, pick_part
+from soloist.ops.top_chance import top_chance
 
 
 class Logits:
@@ -32,3 +33,12 @@ class Logits:
             return pick(self.columns, places, noise)
         part = pick_part(self.columns, places, noise, self.size.start)
         return pick_best(self.size.group.all_gather(part), None if noise is None else noise[0])
+
+    def top_chance(self) -> torch.Tensor:
+        """See ops/top_chance: [T]."""
+        if not isinstance(self.size, Share):
+            return top_chance(self.columns)
+        peak = self.columns.amax(-1)
+        mass = (self.columns - peak[:, None]).exp().sum(-1)
+        peaks, masses = self.size.group.all_gather(torch.stack((peak, mass))).unbind(1)
+        return 1 / (masses * (peaks - peaks.amax(0)).exp()).sum(0)

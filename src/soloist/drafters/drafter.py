@@ -7,12 +7,13 @@ from typing import Protocol
 
 import torch
 
+from soloist.dist.vocabulary import Logits
 from soloist.models.decoder import Decoder, Output
 from soloist.state.buffers import Buffers
 from soloist.state.sequence import Sequence, Window
 
-Draw = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor | None]]
-"""How the request picks tokens: (draft logits [T, V] fp32, the places [T] that the tokens will take) -> (tokens [T],
+Draw = Callable[[Logits, torch.Tensor], tuple[torch.Tensor, torch.Tensor | None]]
+"""How the request picks tokens: (draft logits of T rows, the places [T] that the tokens will take) -> (tokens [T],
 their law [T, V] where acceptance needs it). The noise is that of the final pick, so a good draft is picked again.
 """
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from soloist.dist.vocabulary import Logits
 from soloist.drafters.calibration import DSPARK_FILE, read_temperatures, tempered
 from soloist.drafters.drafter import Draw
 from soloist.drafters.dspark_formats import IGNORED, DraftConfig, destinations, read_draft_config
@@ -60,18 +61,18 @@ class DsparkDrafter:
         hidden = self.model.block(self._target.embed(ids), window, self._caches)
         first = 0 if self.model.config.anchor_first else 1
         hidden = hidden[first : first + window.width]
-        logits = self._target.logits(hidden) if self.model.head is None else self.model.head(hidden).float()
+        logits = self._score(hidden)
         token, state = bufs.anchor, self._state
         tokens, laws, sure = list[torch.Tensor](), list[torch.Tensor](), list[torch.Tensor]()
         for slot in range(window.width):
-            row, memory = logits[slot : slot + 1], None
+            row, memory = logits.columns[slot : slot + 1], None
             if self.model.markov is not None:
                 memory = self.model.markov.memory(token)
                 bias, state = self.model.markov(hidden[slot : slot + 1], memory, state)
                 row = row + bias
             if self.model.confidence is not None:
                 sure.append(self._confidence(hidden[slot : slot + 1], memory))
-            token, law = draw(self._whole(row), window.positions[slot : slot + 1] + 1)
+            token, law = draw(self._known(Logits(row, logits.size)), window.positions[slot : slot + 1] + 1)
             tokens.append(token)
             laws += [] if law is None else [law]
         self.law = torch.cat(laws) if laws else None
@@ -89,12 +90,18 @@ class DsparkDrafter:
         logit: torch.Tensor = self.model.confidence(torch.cat(parts, -1).float())
         return logit
 
-    def _whole(self, logits: torch.Tensor) -> torch.Tensor:
+    def _score(self, hidden: torch.Tensor) -> Logits:
+        """By the model's head, whose columns ranks may share, or the drafter's own."""
+        if self.model.head is None:
+            return self._target.score(hidden)
+        return Logits(self.model.head.logits(hidden), self.model.config.draft_vocab_size)
+
+    def _known(self, logits: Logits) -> Logits:
         """Logits over the model's vocabulary; tokens that the drafter does not know are impossible."""
         if self.draft_ids is None:
             return logits
-        everything = logits.new_full((1, self._target.config.vocab_size), float("-inf"))
-        return everything.index_copy(1, self.draft_ids, logits)
+        everything = logits.whole.new_full((1, self._target.config.vocab_size), float("-inf"))
+        return Logits(everything.index_copy(1, self.draft_ids, logits.whole), everything.shape[1])
 
 
 def build_dspark(checkpoint: Checkpoint, decoder: Decoder, most: int) -> DsparkDrafter:
@@ -108,7 +115,7 @@ def build_dspark(checkpoint: Checkpoint, decoder: Decoder, most: int) -> DsparkD
     except UserError as error:
         raise UserError(f"{checkpoint.path}: {error}") from error
     device = decoder.embed.weight.device
-    model = DsparkModel(config, decoder.dtype, device)
+    model = DsparkModel(config, decoder.dtype, device, decoder.columns)
     fill(model, Names(destinations(config, checkpoint.tensors), IGNORED), checkpoint)
     prepare(model)
     draft_ids = _draft_ids(checkpoint, config)

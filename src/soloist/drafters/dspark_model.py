@@ -65,11 +65,11 @@ class DraftLayer(nn.Module):
 class MarkovHead(nn.Module):
     """What the token before a slot adds to the slot's logits. Kinds: vanilla, gated, rnn."""
 
-    def __init__(self, config: DraftConfig, dtype: torch.dtype):
+    def __init__(self, config: DraftConfig, columns: int, dtype: torch.dtype):
         super().__init__()
         self.kind, rank, hidden = config.markov, config.markov_rank, config.hidden_size
         self.w1 = Vector(config.vocab_size, rank, dtype=dtype)
-        self.w2 = Linear(rank, {"weight": config.draft_vocab_size}, dtype)
+        self.w2 = Linear(rank, {"weight": columns}, dtype)
         if self.kind == "gated":
             self.joint = Linear(hidden + rank, {"weight": rank}, dtype, bias=True)
         elif self.kind == "rnn":
@@ -84,7 +84,7 @@ class MarkovHead(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """hidden [1, D] of the slot; memory of the token before it; state [1, R], zero for the first slot.
 
-        Returns: (bias [1, V] fp32, the next slot's state).
+        Returns: (bias [1, V] fp32, of a shared vocabulary this rank's columns; the next slot's state).
         """
         if self.kind == "gated":
             memory = memory * sigmoid(self.joint(torch.cat((hidden, memory), -1)))
@@ -97,9 +97,13 @@ class MarkovHead(nn.Module):
 
 
 class DsparkModel(nn.Module):
-    """All weights of a drafter; embedding and, for a whole vocabulary, head are the model's."""
+    """All weights of a drafter; embedding and, for a whole vocabulary, head are the model's, and so are the columns that a
+    rank computes.
+    """
 
-    def __init__(self, config: DraftConfig, dtype: torch.dtype, device: torch.device):
+    def __init__(
+        self, config: DraftConfig, dtype: torch.dtype, device: torch.device, columns: int | None = None
+    ):
         super().__init__()
         self.config, c = config, config
         D, eps = c.hidden_size, c.norm_eps
@@ -107,10 +111,11 @@ class DsparkModel(nn.Module):
             self.fc = Linear(len(c.taps) * D, {"weight": D}, dtype)
             self.hidden_norm, self.norm = Vector(D, dtype=dtype), Vector(D, dtype=dtype)
             self.layers = nn.ModuleList(DraftLayer(layer, D, eps, dtype) for layer in c.layers)
-            self.markov = MarkovHead(c, dtype) if c.markov else None
+            whole = c.draft_vocab_size == c.vocab_size
+            drafted = columns if whole and columns is not None else c.draft_vocab_size
+            self.markov = MarkovHead(c, drafted, dtype) if c.markov else None
             width = D + (c.markov_rank if c.confidence_with_markov else 0)
             self.confidence = Linear(width, {"weight": 1}, torch.float32, bias=True) if c.confidence else None
-            whole = c.draft_vocab_size == c.vocab_size
             self.head = None if whole else Linear(D, {"weight": c.draft_vocab_size}, dtype)
         self.rotary = Rotary(c.layers[0].attention.rope, device)
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import torch
 
+from soloist.dist.vocabulary import Logits
 from soloist.drafters.calibration import tempered
 from soloist.drafters.drafter import Draw
 from soloist.errors import UserError
 from soloist.models.decoder import Decoder, MtpLayer, Output
-from soloist.ops.top_chance import top_chance
 from soloist.state.buffers import Buffers
 from soloist.state.sequence import Sequence, Window
 
@@ -51,17 +51,17 @@ class MtpDrafter:
         self._last.copy_(hidden.index_select(0, (n - 1).clamp_min(0)))
 
     def propose(self, bufs: Buffers, window: Window, draw: Draw) -> torch.Tensor:
-        hidden, tokens, laws, rows = self._last, list[torch.Tensor](), list[torch.Tensor](), list[torch.Tensor]()
+        hidden, tokens, laws, rows = self._last, list[torch.Tensor](), list[torch.Tensor](), list[Logits]()
         for j in range(window.width):
             if j:  # the row of a drafted token lies one place before it
                 hidden = self._forward(tokens[-1], hidden, window.row(j - 1))
-            rows.append(self._model.logits(hidden))
+            rows.append(self._model.score(hidden))
             token, law = draw(rows[-1], window.positions[j : j + 1] + 1)
             tokens.append(token)
             laws += [] if law is None else [law]
         self.law = torch.cat(laws) if laws else None
         if self.confidence is not None and self.temperatures is not None:
-            chances = top_chance(torch.cat(rows))
+            chances = Logits(torch.cat([row.columns for row in rows]), rows[0].size).top_chance()
             self.confidence[: window.width] = tempered(torch.logit(chances), self.temperatures[: window.width])
         return torch.cat(tokens)
 

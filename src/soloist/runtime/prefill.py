@@ -32,7 +32,7 @@ def prefill(
             parts.drafter.observe(out, prompt[end - T + 1 : end + 1], rows)
         else:
             row = out.window.positions[-1:]
-            logits = parts.model.logits(out.hidden[-1:])
+            logits = parts.model.score(out.hidden[-1:])
             scores, noise = sampler.scores(logits, prompt[-1:], row)
             report = bufs.finish(scores, noise, prompt[-1:], row, (row.clone(), torch.zeros_like(row), 1))
             parts.drafter.observe(out, torch.cat((out.ids[1:], report[3:])), rows)

@@ -82,7 +82,7 @@ def draft(parts: Parts, sampler: Sampler, bound: int, width: int) -> tuple[Windo
 def settle(parts: Parts, sampler: Sampler, out: Output) -> RoundOutput:
     """Pick, accept, commit, append, once the model has run over the window."""
     drafter, positions = parts.drafter, out.window.positions
-    logits = parts.model.logits(out.hidden)
+    logits = parts.model.score(out.hidden)
     scores, noise = sampler.scores(logits, out.ids, positions, drafter.law)
     report = parts.bufs.finish(scores, noise, out.ids, positions, parts.sequence.counters, out.window.rows)
     picks = report[3:]

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from soloist.config import SamplingParams
+from soloist.dist.vocabulary import Logits
 from soloist.ops.allow import allow
 from soloist.ops.penalise import penalise
 from soloist.ops.pick import Noise, pick
@@ -56,38 +57,52 @@ class Sampler:
     def _truncates(self) -> bool:
         return self.params.top_k > 0 or self.params.top_p < 1 or self.params.min_p > 0
 
+    @property
+    def _picks_plainly(self) -> bool:
+        """Whether logits are picked from as they are, so that a rank need not see other ranks' columns."""
+        p = self.params
+        changed = p.penalised or p.logit_bias or p.min_tokens or p.constrained
+        return not (changed or self._truncates or self.rejection and not p.greedy)
+
+    @property
+    def _noise(self) -> Noise | None:
+        return None if self.params.greedy else (self.bufs.temperature, self.bufs.seed)
+
     def scores(
-        self, logits: torch.Tensor, window: torch.Tensor, positions: torch.Tensor, law: torch.Tensor | None = None
+        self, logits: Logits, window: torch.Tensor, positions: torch.Tensor, law: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, Noise | None]:
         """What one token a row is picked from, as `finish_round` takes it: scores and noise, or the picks themselves.
 
-        Args: logits [T, V] fp32; window [T], the tokens of the rows; positions [T], the rows' places. Row j picks for
+        Args: logits of T rows; window [T], the tokens of the rows; positions [T], the rows' places. Row j picks for
             place positions[j] + 1, given the tokens window[1 .. j] before it. law: see `Drafter`.
         """
-        scores, noise = self._temper(self._process(logits, window))
+        if logits.is_shared and self._picks_plainly:
+            return logits.pick(positions + 1, self._noise), None
+        scores, noise = self._temper(self._process(logits.whole, window))
         if self.rejection and noise is not None:
             return pick_or_reject(softened(scores, noise), window, law, positions + 1, self.bufs.seed), None
         return scores, noise
 
-    def logprobs(self, logits: torch.Tensor, picks: torch.Tensor) -> Logprobs | None:
-        """Of the model's own distributions, logits [T, V], where the request asks for them."""
+    def logprobs(self, logits: Logits, picks: torch.Tensor) -> Logprobs | None:
+        """Of the model's own distributions, where the request asks for them."""
         if self.params.logprobs is None:
             return None
-        own = torch.log_softmax(logits, -1)
+        own = torch.log_softmax(logits.whole, -1)
         best = own.sort(dim=-1, descending=True, stable=True)
         count = self.params.logprobs
         return Logprobs(own.gather(1, picks[:, None])[:, 0], best.indices[:, :count], best.values[:, :count])
 
-    def draft(self, logits: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def draft(self, logits: Logits, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See drafters.drafter.Draw. Penalties and min_tokens are left out: they change few picks."""
-        if self.params.logit_bias:
-            logits = logits + self.bufs.bias
-        scores, noise = self._temper(logits)
+        if logits.is_shared and self._picks_plainly:
+            return logits.pick(places, self._noise), None
+        whole = logits.whole + self.bufs.bias if self.params.logit_bias else logits.whole
+        scores, noise = self._temper(whole)
         drawn = pick(scores, places, noise)
         tokens = self.forced(drawn, places)
         if not self.rejection or noise is None:
             return tokens, None
-        certain = torch.zeros_like(logits).scatter_(1, tokens[:, None], 1.0)
+        certain = torch.zeros_like(whole).scatter_(1, tokens[:, None], 1.0)
         law = torch.softmax(softened(scores, noise), -1)
         return tokens, torch.where((tokens == drawn)[:, None], law, certain)
 
@@ -121,11 +136,8 @@ class Sampler:
 
     def _temper(self, logits: torch.Tensor) -> tuple[torch.Tensor, Noise | None]:
         """Scores and noise of `pick`: truncation needs the temperature first, and then the noise has none of its own."""
-        bufs = self.bufs
-        if self.params.greedy:
-            return logits, None
-        noise = bufs.temperature, bufs.seed
-        if not self._truncates:
+        bufs, noise = self.bufs, self._noise
+        if noise is None or not self._truncates:
             return logits, noise
         scores = truncate(softened(logits, noise), bufs.top_k, bufs.top_p, bufs.min_p)
         return scores, (bufs.one, bufs.seed)
