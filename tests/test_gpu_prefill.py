@@ -129,7 +129,10 @@ def test_mixture_of_many_rows_equals_its_reference(first: int, held: int, with_s
 # -- KDA
 
 
-def kda_case(T: int, H: int, D: int, gate: float, same_keys: bool = False, start: int = 0) -> Arguments:
+def kda_case(
+    T: int, H: int, D: int, gate: float, same_keys: bool = False, start: int = 0, slots: int | None = None
+) -> Arguments:
+    """slots: as many as the recurrence takes, unless given."""
     A = H * D
     projected = randn(T, 5 * A + H)
     projected[:, 3 * A : 4 * A] += gate
@@ -138,7 +141,7 @@ def kda_case(T: int, H: int, D: int, gate: float, same_keys: bool = False, start
         projected[:, 5 * A :] = 6.0  # beta near 1
     return {"projected": projected, "conv_weight": randn(3 * A, 4, seed=1), "rate": randn(H, seed=2).exp(),
             "bias": randn(H, D, seed=3), "lower_bound": -5.0, "history": randn(T + 40, 3 * A, seed=4),
-            "states": randn(T + 2, H, D, D, seed=5), "start": torch.tensor([start], device=DEVICE),
+            "states": randn(slots or T + 2, H, D, D, seed=5), "start": torch.tensor([start], device=DEVICE),
             "live": torch.tensor([1], device=DEVICE)}  # fmt: skip
 
 
@@ -208,8 +211,7 @@ def test_bf16_experts_of_real_size(T: int) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("gate", [0.0, 30.0, -3.0])
 def test_bf16_kda_of_real_size(gate: float) -> None:
-    arguments = to_bf16(kda_case(1000, 16, 128, gate), "projected", "history")
-    arguments["states"] = arguments["states"][:17].contiguous()
+    arguments = to_bf16(kda_case(1000, 16, 128, gate, slots=17), "projected", "history")
     wide = widened(arguments)
     expected = kda_prefill.reference(**wide)
     assert error(fast(kda_prefill, arguments), expected) < 1e-2
