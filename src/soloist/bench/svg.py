@@ -56,7 +56,7 @@ def chart_svg(chart: Chart) -> str:
 
 def time_line_svg(line: TimeLine, width: int = 860) -> str:
     """One row a variant, on one axis of time. The darkness of a bar is its number of tokens."""
-    row, left, bottom = 34, 150, 34
+    row, left, bottom = 34, 150, 40
     end = max(strip.blocks[-1][1] if strip.blocks else strip.ttft_ms for strip in line.strips)
     x = _scale(0.0, end, left, width - RIGHT)
     most = max((n or 1 for strip in line.strips for _, _, n in strip.blocks), default=1)
@@ -66,7 +66,7 @@ def time_line_svg(line: TimeLine, width: int = 860) -> str:
     for mark in ticks(0.0, end, 8):
         body.append(f'<line class="grid" x1="{x(mark):.1f}" x2="{x(mark):.1f}" y1="0" y2="{base}"/>')
         body.append(f'<text x="{x(mark):.1f}" y="{base + 14}" text-anchor="middle">{number(mark)}</text>')
-    body.append(f'<text x="{(left + width) / 2:.0f}" y="{height - 2}" text-anchor="middle">ms since the request</text>')
+    body.append(f'<text x="{(left + width) / 2:.0f}" y="{height - 6}" text-anchor="middle">ms since the request</text>')
     return _svg(width, height, line.title, body)
 
 
