@@ -16,16 +16,12 @@ from soloist import LLM, SamplingParams
 from soloist.errors import UserError
 from soloist.llm import Output, Prompt
 from soloist.text.grammar import SPACING
+from tests.llms import nano
 from tests.schemas import SCHEMAS
 
 PROMPT: Prompt = [{"role": "user", "content": "Give me some JSON."}]
 DRAFTERS = ("ngram", "mtp", "dspark")
 FEW = ("text", "enum-unicode", "one-of-objects", "object-optional", "array-of-objects", "references", "order")
-
-
-@cache
-def loaded(drafter: str = "none", width: int | str = "auto", acceptance: str = "equality") -> LLM:
-    return LLM(drafter=drafter, draft_width=width, acceptance=acceptance, context_length=512)
 
 
 def shaped(name: str) -> dict[str, Any]:
@@ -39,12 +35,12 @@ def ask(llm: LLM, response_format: dict[str, Any] | None, prompt: Prompt = PROMP
 
 @cache
 def plain(name: str, temperature: float) -> tuple[list[int], str]:
-    out = ask(loaded(), shaped(name), temperature=temperature)
+    out = ask(nano(), shaped(name), temperature=temperature)
     return out.token_ids, out.text
 
 
 def check(drafter: str, width: int | str, name: str, temperature: float) -> None:
-    out = ask(loaded(drafter, width), shaped(name), temperature=temperature)
+    out = ask(nano(drafter, width), shaped(name), temperature=temperature)
     jsonschema.Draft202012Validator(SCHEMAS[name]).validate(json.loads(out.text))
     assert out.finish_reason == "stop" and out.stop_reason is None
     assert (out.token_ids, out.text) == plain(name, temperature)
@@ -74,7 +70,7 @@ def test_no_width_changes_a_constrained_answer(drafter: str, width: int) -> None
 
 def test_negative_control_without_the_grammar_no_answer_validates() -> None:
     """The schemas ask for what nano would not write by itself."""
-    out = ask(loaded(), None, max_tokens=60)
+    out = ask(nano(), None, max_tokens=60)
     for name in FEW:
         with pytest.raises((jsonschema.ValidationError, json.JSONDecodeError)):
             jsonschema.validate(json.loads(out.text), SCHEMAS[name])
@@ -83,7 +79,7 @@ def test_negative_control_without_the_grammar_no_answer_validates() -> None:
 @pytest.mark.parametrize("name", ["object-optional", "enum-escapes"])
 def test_plain_constrained_decoding_picks_the_best_token_the_grammar_allows(name: str) -> None:
     """Against a loop that knows neither windows nor rollback: a new matcher and a whole forward pass for every token."""
-    llm = loaded()
+    llm = nano()
     ids, found = llm.encode(PROMPT), list[int]()
     grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(SCHEMAS[name]), defaults=SPACING)  # type: ignore[arg-type]
     tokenizer = llm._grammars._tokenizer
@@ -108,23 +104,23 @@ def test_plain_constrained_decoding_picks_the_best_token_the_grammar_allows(name
     ids=["json_object", "regex", "lark", "gbnf"],
 )
 def test_other_formats_hold_with_and_without_a_drafter(drafter: str, response_format: dict[str, Any], law: str) -> None:
-    out = ask(loaded(drafter), response_format, temperature=0.8)
+    out = ask(nano(drafter), response_format, temperature=0.8)
     assert out.finish_reason == "stop" and re.fullmatch(law, out.text, re.DOTALL), out.text
-    assert out.token_ids == ask(loaded(), response_format, temperature=0.8).token_ids
+    assert out.token_ids == ask(nano(), response_format, temperature=0.8).token_ids
 
 
 def test_a_stream_and_other_parameters_give_what_plain_constrained_decoding_gives() -> None:
     more = {"temperature": 0.9, "top_p": 0.9, "frequency_penalty": 0.5, "logit_bias": {92: 2.0}, "logprobs": 2}
     params = SamplingParams(seed=1, max_tokens=100, response_format=shaped("order"), **more)  # type: ignore[arg-type]
-    expected = loaded().generate(PROMPT, params)
-    events = list(loaded("mtp").stream(PROMPT, params))
+    expected = nano().generate(PROMPT, params)
+    events = list(nano("mtp").stream(PROMPT, params))
     out = events[-1].output
     assert out is not None and "".join(event.text for event in events) == expected.text
     assert (out.token_ids, out.logprobs) == (expected.token_ids, expected.logprobs)
 
 
 def test_rejection_sampling_keeps_to_the_grammar() -> None:
-    out = ask(loaded("mtp", 3, "rejection"), shaped("order"), temperature=1.0)
+    out = ask(nano("mtp", 3, "rejection"), shaped("order"), temperature=1.0)
     jsonschema.validate(json.loads(out.text), SCHEMAS["order"])
 
 
@@ -132,26 +128,26 @@ def test_drafts_that_the_grammar_forbids_change_nothing(tmp_path: Any) -> None:
     """Also not the request after, on a model with recurrent state."""
     script = tmp_path / "script.json"
     script.write_text(json.dumps({"script": [7]}))
-    free = ask(loaded(), None, max_tokens=30).token_ids
-    with LLM(drafter="scripted", drafter_path=str(script), draft_width=4, context_length=512) as llm:
-        assert ask(llm, shaped("weather")).token_ids == plain("weather", 0.0)[0]
-        assert ask(llm, None, max_tokens=30).token_ids == free
+    free = ask(nano(), None, max_tokens=30).token_ids
+    llm = nano().with_drafter("scripted", str(script), 4)
+    assert ask(llm, shaped("weather")).token_ids == plain("weather", 0.0)[0]
+    assert ask(llm, None, max_tokens=30).token_ids == free
 
 
 def test_what_the_grammar_forces_is_accepted_whoever_drafts() -> None:
-    out = ask(loaded("ngram", 7), shaped("constant"))
+    out = ask(nano("ngram", 7), shaped("constant"))
     assert out.text == '{"a": [1, 2, {"b": null}], "c": "d"}'
     assert out.timings.rounds == -(-(len(out.token_ids) - 1) // 8)
 
 
 def test_max_tokens_cuts_a_constrained_answer_with_reason_length() -> None:
-    out = ask(loaded("mtp"), shaped("order"), max_tokens=9)
+    out = ask(nano("mtp"), shaped("order"), max_tokens=9)
     assert (out.finish_reason, out.token_ids) == ("length", plain("order", 0.0)[0][:9])
 
 
 @pytest.mark.parametrize("drafter", ["none", "mtp"])
 def test_the_grammar_begins_behind_the_reasoning(drafter: str) -> None:
-    llm = loaded(drafter)
+    llm = nano(drafter)
     assert llm.tokenizer is not None
     asked = llm.tokenizer.render_chat([{"role": "user", "content": "Think, then write JSON."}], enable_thinking=True)
     assert asked.endswith("<think>")
@@ -160,7 +156,7 @@ def test_the_grammar_begins_behind_the_reasoning(drafter: str) -> None:
     _, answer = out.text.split("</think>")
     assert out.finish_reason == "stop"
     jsonschema.validate(json.loads(answer), SCHEMAS["object"])
-    assert out.token_ids == ask(loaded(), shaped("object"), prompt, temperature=0.7).token_ids
+    assert out.token_ids == ask(nano(), shaped("object"), prompt, temperature=0.7).token_ids
 
 
 @pytest.mark.parametrize(
@@ -177,7 +173,7 @@ def test_the_grammar_begins_behind_the_reasoning(drafter: str) -> None:
     ids=["type", "pattern", "reference", "false", "keyword", "regex", "grammar"],
 )
 def test_what_no_grammar_can_hold_is_refused_in_one_line_before_anything_runs(response_format: dict[str, Any]) -> None:
-    llm = loaded()
+    llm = nano()
     with pytest.raises(UserError, match="^response_format: ") as caught:
         llm.stream(PROMPT, SamplingParams(response_format=response_format))
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
@@ -185,7 +181,7 @@ def test_what_no_grammar_can_hold_is_refused_in_one_line_before_anything_runs(re
 
 
 def test_without_llguidance_a_request_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = loaded().plain()
+    llm = nano().plain()
     llm.__dict__.pop("_grammars", None)
     monkeypatch.setitem(__import__("sys").modules, "llguidance", None)
     with pytest.raises(UserError, match=r"soloist\[grammar\]"):

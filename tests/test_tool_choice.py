@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from functools import cache
 from threading import Event
 from typing import Any
 
 import msgspec
 import pytest
 
-from soloist import LLM
 from soloist.server.faults import Fault
 from soloist.server.prepare import prepare_chat
 from soloist.server.wire import ChatRequest
+from tests.llms import nano
 
 WEATHER = {
     "type": "object",
@@ -28,15 +27,10 @@ TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": WEAT
 NAMED = {"type": "function", "function": {"name": "weather"}}
 
 
-@cache
-def loaded(drafter: str) -> LLM:
-    return LLM(drafter=drafter, context_length=1024)
-
-
 def calls(drafter: str, **extra: Any) -> list[tuple[str, Any]]:
     body = {"messages": [{"role": "user", "content": "Weather in Paris?"}], "tools": TOOLS, "max_tokens": 80, "seed": 1,
             "temperature": 0.8, **extra}  # fmt: skip
-    work = prepare_chat(loaded(drafter), msgspec.convert(body, ChatRequest), Event())
+    work = prepare_chat(nano(drafter), msgspec.convert(body, ChatRequest), Event())
     parser = work.parser()
     deltas = [*(parser.push(event.text) for event in work.streams[0]), parser.flush()]
     found: dict[int, tuple[str, str]] = {}
