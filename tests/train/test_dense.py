@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,10 @@ from soloist.errors import UserError
 from soloist.models.registry import load_decoder, read_config
 from soloist.state.sequence import Sequence
 from soloist.testing.checkpoints import write_checkpoint
+from soloist.train.acceptance import mean_length
 from soloist.train.dense import Dense
+from soloist.train.dspark import draft_shape, dspark_proposals, train_dspark
+from soloist.train.dspark_model import load_drafter, save_drafter
 from soloist.train.material import Settings
 from soloist.train.prompts import invented_prompts
 from soloist.train.sample import write
@@ -112,3 +116,22 @@ def test_an_empty_folder_becomes_a_drafter_that_the_engine_runs(folder, tmp_path
         assert llm.generate("Every morning", params).token_ids == llm.plain().generate("Every morning", params).token_ids
     assert main(arguments(folder, out, "--seed", "1")) == 2
     assert "texts of another run" in capsys.readouterr().err
+
+
+def test_training_makes_drafts_that_the_engine_accepts_as_often_as_was_measured(tmp_path):
+    folder = write_checkpoint(tmp_path / "llama", "llama", tokenizer=True, num_hidden_layers=4, tie_word_embeddings=False)
+    subject = load_subject(str(folder), CPU)
+    prompts = [row[:6].tolist() for row in IDS]
+    texts = write(subject.target, prompts, 56, (), 0)
+    shape = replace(draft_shape(subject.target, subject.mask_token_id), markov_rank=16)
+    drafter = train_dspark(subject.target, texts, tmp_path / "work", shape, steps=120, batch=2, anchors=16, lr=8e-3,
+                           say=lambda line: None)  # fmt: skip
+    save_drafter(drafter, tmp_path / "drafter", subject.config)
+    stored = load_drafter(tmp_path / "drafter")
+    drafts = dspark_proposals(subject.target, stored, texts)[0]
+    measured = [mean_length(*(x[i : i + 1] for x in (texts.ids, drafts, texts.prompt, texts.end)))[0] for i in range(2)]
+    asked = SamplingParams(temperature=0, max_tokens=50, ignore_eos=True)
+    with LLM(str(folder), dtype="float32", device="cpu", drafter="dspark", drafter_path=str(tmp_path / "drafter"),
+             draft_width=7) as llm:  # fmt: skip
+        found = [llm.generate(prompt, asked).timings.acceptance_length for prompt in prompts]
+    assert found == pytest.approx(measured, rel=0.02) and min(found) > 2, (found, measured)
