@@ -38,7 +38,8 @@ TRACED = 3
 @dataclass(frozen=True)
 class Profile:
     """rows: of the window. round_ms: the mean of unwatched rounds, watched_ms of those that the table was made of.
-    gap_ms: of watched_ms, what no op had. experts: how many different ones a layer chose on average, None without any.
+    gap_ms: of watched_ms, what no op had. caveat: see Plan. experts: how many different ones a layer chose on average, None
+    without any.
     """
 
     model: str
@@ -53,6 +54,7 @@ class Profile:
     watched_ms: float
     gap_ms: float
     read_rate: float
+    caveat: str | None
     experts: float | None
     table: tuple[Row, ...]
 
@@ -97,6 +99,7 @@ def profile(llm: LLM, prompt: Sequence[int], rounds: int, trace: Path | None = N
         watched_ms=watched_ms,
         gap_ms=gap_ms,
         read_rate=read_rate(torch.device(plan.device)),
+        caveat=plan.caveat,
         experts=mean(experts) if experts else None,
         table=tuple(_counted(table, calls)),
     )

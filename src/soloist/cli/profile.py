@@ -101,6 +101,7 @@ def as_lines(found: Profile) -> list[str]:
     drafter = "" if found.drafter == "none" else f", drafter {found.drafter}"
     experts = "" if found.experts is None else f"; a layer chose {found.experts:.1f} different experts on average"
     return [
+        *([] if found.caveat is None else [found.caveat]),
         f"{found.model} on {found.device}, {found.dtype}{drafter}: rounds of {found.rows} rows behind {found.context} tokens",
         "", *lines, "",
         f"unwatched a round takes {found.round_ms:.3f} ms; its {found.num_bytes / 1e6:.1f} MB at {found.read_rate / 1e9:.1f} "

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from soloist.dist.channel import Channel
 from soloist.errors import RankLost
+from soloist.ops.exchange import exchange
 
 Result = TypeVar("Result")
 
@@ -144,10 +145,18 @@ class Ranks:
         self._channel.at_end.append(one_shot.give_up)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        summed: torch.Tensor = exchange(x, self._sum)
+        return summed
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        gathered: torch.Tensor = exchange(x, self._gather)
+        return gathered
+
+    def _sum(self, x: torch.Tensor) -> torch.Tensor:
         if self.one_shot is not None and x.numel() <= self.one_shot.most_values:
             return self.one_shot(x)
         if x.numel() * x.element_size() <= SMALL_BYTES:
-            first, *others = self.all_gather(x).float()
+            first, *others = self._gather(x).float()
             for other in others:
                 first = first + other
             return first.to(x.dtype)
@@ -155,7 +164,7 @@ class Ranks:
         self._talk(lambda: dist.all_reduce(x))
         return x
 
-    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+    def _gather(self, x: torch.Tensor) -> torch.Tensor:
         if self.one_shot is not None and x.dtype == torch.float32 and x.numel() <= self.one_shot.most_values:
             return self.one_shot.gather(x)
         gathered = torch.empty((self.size, *x.shape), dtype=x.dtype, device=x.device)
