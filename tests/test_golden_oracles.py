@@ -6,10 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from tests import test_mtp
 from tests.golden import ours
 from tests.golden.cases import KINDS, LENGTH, LING, NAIVE_ONLY, ROWS, assert_equal, difference, golden, text
-from tests.golden.oracle import naive_ling, transformers_logits
+from tests.golden.oracle import TransformersMtp, naive_ling, transformers_logits
+from tests.speculate import Driven, proposal
 
 START = 70
 """Tokens of the text that the naive implementation reads here: more than one KDA chunk."""
@@ -46,3 +49,23 @@ def test_transformers_as_installed_agrees_with_us_and_with_the_golden_files(kind
     run = ours.prefill(ours.decoder(kind), text(kind), LENGTH)
     assert_equal(run.logits, live, f"{kind}, soloist")
     assert np.array_equal(run.logits.argmax(-1), live.argmax(-1))
+
+
+@pytest.mark.oracle
+@torch.inference_mode()
+def test_mtp_equals_the_layer_made_of_transformers_blocks(tmp_path: Path) -> None:
+    """Hidden state and logits of all rows, and chains from several places, by the drafter with its own cache."""
+    pytest.importorskip("transformers", minversion="5.24")
+    ids, model = text("ling-mtp"), ours.decoder("ling-mtp")
+    state = ours.fresh(model, LENGTH)
+    hidden = model(ids, state.prefill_window(LENGTH, 0), state.caches).hidden
+    reference = TransformersMtp("ling-mtp", tmp_path)
+    logits = reference.logits(reference.hidden(hidden[:-1], ids[1:]))
+    places = [row for row in ROWS if row < LENGTH - 1]
+    assert_equal(logits[places], golden("ling-mtp")["mtp_logits"], "golden file")
+    for count in (1, 20, 70, 130):
+        served = test_mtp.served(drafter := test_mtp.mtp(4))
+        driven = Driven(served, test_mtp.params(), tuple(ids[:count].tolist()))
+        whole = torch.tensor(driven.text)
+        assert_equal(drafter._last, reference.hidden(hidden[:count], whole[1:])[-1:], f"row {count - 1}")
+        assert proposal(served, 4) == reference.chain(hidden[:count], whole, 4), count

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from soloist.testing.checkpoints import random_tensors, write_checkpoint
+from soloist.testing.checkpoints import random_tensors, save_checkpoint, write_checkpoint
 from tests.golden.cases import GREEDY_PROMPTS, GREEDY_TOKENS, LING, NAIVE_ONLY, PROMPT, ROWS, config_of
 from tests.naive_ling import LIMITS, NaiveLing
 
@@ -197,3 +197,56 @@ def single(values: torch.Tensor) -> np.ndarray:
 
 def first(output: Any) -> torch.Tensor:
     return output[0] if isinstance(output, tuple) else output
+
+
+class TransformersMtp:
+    """The NEXTN layer made of transformers' own block, norms and head: its block is loaded in place of the last layer's,
+    which is of the same kind. Only the wiring around it is ours, by the public serving code.
+    """
+
+    def __init__(self, kind: str, folder: Path):
+        config, tensors = config_of(kind), random_tensors(config_of(kind))
+        last, own = f"model.layers.{config['num_hidden_layers'] - 1}.", f"model.layers.{config['num_hidden_layers']}."
+        moved = {name: values for name, values in tensors.items() if not name.startswith((last, own))}
+        outside = ("enorm", "hnorm", "eh_proj", "final_layernorm")
+        for name, values in tensors.items():
+            if name.startswith(own) and not name.removeprefix(own).startswith(outside):
+                moved[last + name.removeprefix(own)] = values
+        save_checkpoint(folder, {**config, "num_nextn_predict_layers": 0}, moved)
+        self.model = load_transformers(folder)
+        self.block = self.model.model.layers[-1]
+        self.join = torch.from_numpy(tensors[own + "eh_proj.weight"])
+        self.embed_norm, self.hidden_norm, self.final_norm = (
+            self._norm(tensors[own + name + ".weight"]) for name in ("enorm", "hnorm", "final_layernorm")
+        )
+
+    def _norm(self, weight: np.ndarray) -> torch.nn.Module:
+        norm = type(self.model.model.norm)(len(weight), self.model.config.rms_norm_eps)
+        norm.weight.data.copy_(torch.from_numpy(weight))
+        return norm
+
+    @torch.inference_mode()
+    def hidden(self, hidden: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
+        """The layer's output [T, D] after its norm. hidden [T, D] after the model's final norm; following [T] ids."""
+        T, inner = len(following), self.model.model
+        embedding = self.embed_norm(inner.embed_tokens(following))
+        x = torch.cat((embedding, self.hidden_norm(hidden)), -1) @ self.join.T
+        places = torch.arange(T)[None]
+        future = torch.full((T, T), float("-inf")).triu(1)[None, None]
+        out = self.block(
+            x[None], attention_mask=future, position_ids=places, position_embeddings=inner.rotary_emb(x[None], places)
+        )
+        return self.final_norm(first(out)[0])
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.model.lm_head(hidden)
+
+    def chain(self, hidden: torch.Tensor, ids: torch.Tensor, width: int) -> list[int]:
+        """Greedy drafts behind ids [T + 1], chained over the layer's own outputs, without a cache. hidden [T, D]."""
+        following, drafts = ids[1:], list[int]()
+        for _ in range(width):
+            out = self.hidden(hidden, following)
+            drafts.append(int(self.logits(out[-1]).argmax()))
+            hidden, following = torch.cat((hidden, out[-1:])), torch.cat((following, torch.tensor(drafts[-1:])))
+        return drafts
