@@ -123,6 +123,14 @@ def test_the_page_is_drawn_whole_and_fetches_nothing(browser: Browser, faulty: P
     assert "FAILED: a check did not pass" in page.evaluate("document.body.innerText")
 
 
+def test_a_variant_has_one_colour_in_all_charts(browser: Browser, tmp_path: Path) -> None:
+    write_report([DEMO], html=tmp_path / "x.html")
+    page = shown(browser, tmp_path / "x.html", 1280)
+    pairs = """[...new Set([...document.querySelectorAll('.legend span')].map(
+        each => each.textContent + ' ' + getComputedStyle(each.querySelector('i')).backgroundColor))]"""
+    assert page.evaluate(f"{pairs}.length") == page.evaluate(f"new Set({pairs}.map(each => each.split(' ')[0])).size") == 4
+
+
 def test_details_open_and_show_the_card(browser: Browser, tmp_path: Path) -> None:
     html = tmp_path / "x.html"
     write_report([DEMO], html=html)

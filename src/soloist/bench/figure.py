@@ -55,15 +55,19 @@ def _columns(series: Series) -> tuple[list[float], list[float]]:
     return [x for x, _ in series.points], [y for _, y in series.points]
 
 
+def _looks(series: Series) -> dict[str, str]:
+    return {"label": series.name, "color": f"C{series.place}"}
+
+
 def _draw_bars(axes: Any, series: Series, index: int, count: int) -> None:
     x, y = _columns(series)
-    axes.bar([each - 0.4 + 0.8 * (index + 0.5) / count for each in x], y, 0.8 / count, label=series.name)
+    axes.bar([each - 0.4 + 0.8 * (index + 0.5) / count for each in x], y, 0.8 / count, **_looks(series))
 
 
 _DRAWN: dict[str, Any] = {
-    "dots": lambda axes, series, index, count: axes.plot(*_columns(series), "o", ms=3, alpha=0.7, label=series.name),
-    "line": lambda axes, series, index, count: axes.plot(*_columns(series), "o-", ms=3, label=series.name),
-    "steps": lambda axes, series, index, count: axes.step(*_columns(series), where="post", label=series.name),
+    "dots": lambda axes, series, index, count: axes.plot(*_columns(series), "o", ms=3, alpha=0.7, **_looks(series)),
+    "line": lambda axes, series, index, count: axes.plot(*_columns(series), "o-", ms=3, **_looks(series)),
+    "steps": lambda axes, series, index, count: axes.step(*_columns(series), where="post", **_looks(series)),
     "bars": _draw_bars,
 }
 

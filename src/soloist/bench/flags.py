@@ -102,7 +102,8 @@ def _of_machine(machine: Machine, conditions: Sequence[Condition], on_gpu: bool)
     reasons = sorted({reason for c in conditions for reason in c.throttle})
     if reasons:
         found.append(Flag("throttled", ", ".join(reasons)))
-    busy = sorted({name for c in conditions for name in c.busy})
+    named = {name.rpartition(" (")[0]: name for c in conditions for name in sorted(c.busy)}  # once, however often it was seen
+    busy = sorted(named.values())
     others = max((c.other_cores or 0.0 for c in conditions[1:]), default=0.0)
     if others > BUSY:
         busy = [f"other programs, or the host, took {others:.1f} cores while measuring", *busy]

@@ -86,12 +86,12 @@ def _strip_svg(strip: Strip, top: float, height: float, left: float, x: Scale, m
 
 def legend(chart: Chart) -> str:
     """Names beside their colours; HTML, so that long names wrap."""
-    names = [f'<span><i class="c{i % COLOURS}"></i>{escape(s.name)}</span>' for i, s in enumerate(chart.series)]
+    names = [f'<span><i class="c{s.place % COLOURS}"></i>{escape(s.name)}</span>' for s in chart.series]
     return f'<div class="legend">{"".join(names)}</div>'
 
 
 def _series(series: Series, index: int, count: int, x: Scale, y: Scale) -> str:
-    colour = f"c{index % COLOURS}"
+    colour = f"c{series.place % COLOURS}"
     at = [(x(a), y(b)) for a, b in series.points]
     titles = [f"<title>{escape(series.name)}: {number(a)}, {number(b)}</title>" for a, b in series.points]
     if series.style == "bars":

@@ -30,11 +30,14 @@ class Table:
 
 @dataclass(frozen=True)
 class Series:
-    """style: `dots`, `line`, `steps` (constant after each point) or `bars`."""
+    """style: `dots`, `line`, `steps` (constant after each point) or `bars`. place: of its variant in the card, which has one
+    colour in all charts.
+    """
 
     name: str
     points: tuple[Point, ...]
     style: str
+    place: int
 
 
 @dataclass(frozen=True)
@@ -260,6 +263,10 @@ def varied_axes(transfer: Transfer) -> list[str]:
 # ---- charts ----------------------------------------------------------------------------------------------------------
 
 
+def _series(run: RunFile, variant: str, points: tuple[Point, ...], style: str) -> Series:
+    return Series(called(run, variant), points, style, [v.name for v in run.card.variants].index(variant))
+
+
 def tpot_chart(run: RunFile, workload: str) -> Chart:
     """Share of requests at or below a TPOT."""
     series = []
@@ -267,7 +274,7 @@ def tpot_chart(run: RunFile, workload: str) -> Chart:
         times = sorted(ms for ms in map(tpot_ms, _good(run, variant, workload)) if ms is not None)
         points = tuple((ms, (i + 1) / len(times)) for i, ms in enumerate(times))
         if points:
-            series.append(Series(called(run, variant), ((points[0][0], 0.0), *points), "steps"))
+            series.append(_series(run, variant, ((points[0][0], 0.0), *points), "steps"))
     return Chart(f"{workload}: TPOT of requests", "TPOT, ms", "share of requests at or below", tuple(series), y_max=1.0)
 
 
@@ -278,7 +285,7 @@ def rounds_chart(run: RunFile, workload: str) -> Chart:
         total = sum(s.rounds_by_tokens)
         if total and len(s.rounds_by_tokens) > 2:
             points = tuple((float(k), count / total) for k, count in enumerate(s.rounds_by_tokens) if k)
-            series.append(Series(called(run, s.variant), points, "bars"))
+            series.append(_series(run, s.variant, points, "bars"))
     return Chart(f"{workload}: tokens of a round", "tokens emitted", "share of rounds", tuple(series))
 
 
@@ -289,7 +296,7 @@ def places_chart(run: RunFile, workload: str) -> Chart:
         pairs = zip(s.accepted_at, s.tried_at, strict=True)
         points = tuple((float(place), yes / tried) for place, (yes, tried) in enumerate(pairs, 1) if tried)
         if points:
-            series.append(Series(called(run, s.variant), points, "line"))
+            series.append(_series(run, s.variant, points, "line"))
     return Chart(f"{workload}: acceptance by place", "place in the draft", "accepted, if all before were",
                  tuple(series), y_max=1.0)  # fmt: skip
 
@@ -304,7 +311,7 @@ def context_chart(run: RunFile) -> Chart:
             if record.variant == variant and record.error is None and ms and record.prompt_tokens and record.output_tokens:
                 points.append((record.prompt_tokens + record.output_tokens / 2, ms))
         if points:
-            series.append(Series(called(run, variant), tuple(sorted(points)), "dots"))
+            series.append(_series(run, variant, tuple(sorted(points)), "dots"))
     return Chart("TPOT against context", "tokens in the context, middle of decoding", "TPOT, ms", tuple(series), log_x=True)
 
 
