@@ -115,7 +115,7 @@ def build_dspark(checkpoint: Checkpoint, decoder: Decoder, most: int) -> DsparkD
     except UserError as error:
         raise UserError(f"{checkpoint.path}: {error}") from error
     device = decoder.embed.weight.device
-    model = DsparkModel(config, decoder.dtype, device, decoder.columns)
+    model = DsparkModel(config, decoder.dtype, device, decoder.group)
     fill(model, Names(destinations(config, checkpoint.tensors), IGNORED), checkpoint)
     prepare(model)
     draft_ids = _draft_ids(checkpoint, config)

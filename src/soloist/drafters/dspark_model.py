@@ -5,13 +5,18 @@ Sources: the DSpark paper (arXiv 2607.05147), DFlash (arXiv 2602.06036), and the
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
+from soloist.dist.group import SOLO, Group
+from soloist.dist.share import share
 from soloist.drafters.dspark_formats import DraftConfig, DraftLayerConfig
 from soloist.layers.feed_forward import Mlp
 from soloist.layers.linear import Linear, Stream, Vector
 from soloist.layers.rotary import Rotary
+from soloist.models.sharing import share_attention, share_mlp
 from soloist.ops.block_attention import block_attention
 from soloist.ops.elementwise import sigmoid
 from soloist.ops.rms_norm import rms_norm
@@ -62,6 +67,10 @@ class DraftLayer(nn.Module):
         return self.mlp(Stream(x, self.out(o.flatten(1))), (self.post_norm.weight, self.eps)).whole
 
 
+def _shared(layer: DraftLayerConfig, group: Group) -> DraftLayerConfig:
+    return replace(layer, attention=share_attention(layer.attention, group), mlp=share_mlp(layer.mlp, group))
+
+
 class MarkovHead(nn.Module):
     """What the token before a slot adds to the slot's logits. Kinds: vanilla, gated, rnn."""
 
@@ -97,22 +106,18 @@ class MarkovHead(nn.Module):
 
 
 class DsparkModel(nn.Module):
-    """All weights of a drafter; embedding and, for a whole vocabulary, head are the model's, and so are the columns that a
-    rank computes.
-    """
+    """All weights of a drafter, or a rank's share of them; embedding and, for a whole vocabulary, head are the model's."""
 
-    def __init__(
-        self, config: DraftConfig, dtype: torch.dtype, device: torch.device, columns: int | None = None
-    ):
+    def __init__(self, config: DraftConfig, dtype: torch.dtype, device: torch.device, group: Group = SOLO):
         super().__init__()
         self.config, c = config, config
         D, eps = c.hidden_size, c.norm_eps
         with torch.device(device):
             self.fc = Linear(len(c.taps) * D, {"weight": D}, dtype)
             self.hidden_norm, self.norm = Vector(D, dtype=dtype), Vector(D, dtype=dtype)
-            self.layers = nn.ModuleList(DraftLayer(layer, D, eps, dtype) for layer in c.layers)
+            self.layers = nn.ModuleList(DraftLayer(_shared(layer, group), D, eps, dtype) for layer in c.layers)
             whole = c.draft_vocab_size == c.vocab_size
-            drafted = columns if whole and columns is not None else c.draft_vocab_size
+            drafted = share(c.vocab_size, group) if whole else c.draft_vocab_size
             self.markov = MarkovHead(c, drafted, dtype) if c.markov else None
             width = D + (c.markov_rank if c.confidence_with_markov else 0)
             self.confidence = Linear(width, {"weight": 1}, torch.float32, bias=True) if c.confidence else None
