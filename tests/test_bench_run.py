@@ -15,7 +15,7 @@ from soloist.bench.card import card_of
 from soloist.bench.flags import find_flags
 from soloist.bench.inprocess import InProcess
 from soloist.bench.pinned import pinned_script, round_lengths
-from soloist.bench.prepare import Server, prepare_server
+from soloist.bench.prepare import Server, prepare, prepare_server
 from soloist.bench.recording import record_events
 from soloist.bench.records import Condition, RunFile, Variant, Workload, read_run
 from soloist.bench.run import run, run_card
@@ -242,6 +242,14 @@ def test_rounds_that_a_request_must_prepare_are_counted() -> None:
     target, prompt, sampling = InProcess(llm), Prompt("p", "", tuple(PROMPT)), {"temperature": 0.0, "max_tokens": 9}
     first, second = (record_events(target.serve(prompt, sampling), ELSEWHERE).record for _ in range(2))
     assert (first.compiled, second.compiled) == (3, 0)
+
+
+def test_the_drafter_that_auto_stands_for_is_hashed(tmp_path: Path) -> None:
+    table = {**TABLE, "model": "nano", "variants": [{"name": n, "drafter": n} for n in ("none", "auto", "dspark", "mtp")]}
+    bench = prepare(card_of({**table, "settings": {"context_length": 64}}, "x"), tmp_path)
+    bench.close()
+    none, auto, dspark, mtp = (variant.drafter_weights for variant in bench.card.variants)
+    assert auto == dspark and dspark.startswith("sha256:") and none == mtp == ""
 
 
 def test_regret_is_nothing_for_our_own_greedy_text_and_large_for_another() -> None:

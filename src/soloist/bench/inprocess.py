@@ -176,9 +176,9 @@ def weights_label(model: str, seed: int) -> str:
     return files_sha256(_weight_files(resolve_model_path(model)))
 
 
-def drafter_label(model: str, variant: Variant, settings: Mapping[str, Any]) -> str:
-    """The hash of a drafter that has files of its own, otherwise nothing."""
-    if variant.synthetic or variant.drafter != "dspark":
+def drafter_label(model: str, drafter: str, settings: Mapping[str, Any]) -> str:
+    """The hash of a drafter that has files of its own, otherwise nothing.   Args: drafter: its name, `auto` resolved."""
+    if drafter != "dspark":
         return ""
     path = settings.get("drafter_path")
     folder = resolve_model_path(path) if path else resolve_model_path(model) / DSPARK_FOLDER

@@ -58,7 +58,9 @@ def prepare(card: Card, folder: Path, progress: bool = False) -> Bench:
     targets: dict[str, Target] = {variant.name: models.target(variant) for variant in card.variants}
     llm = models.any()
     variants = tuple(
-        dataclasses.replace(v, drafter_weights=drafter_label(card.model, v, {**card.settings, **v.settings}))
+        dataclasses.replace(
+            v, drafter_weights=drafter_label(card.model, targets[v.name].plan()["drafter"], {**card.settings, **v.settings})
+        )
         for v in card.variants
     )
     weights, tokenizer = weights_label(card.model, card.seed), tokenizer_label(llm.tokenizer, card.model)
