@@ -50,6 +50,12 @@ def ids(count: int, seed: int = 0) -> tuple[int, ...]:
     return tuple(models.ids(count, seed).tolist())
 
 
+@cache
+def said(kind: str, prompt: tuple[int, ...], asked: SamplingParams) -> list[int]:
+    """What an engine says that reuses nothing."""
+    return tokens(run(without(kind), asked, prompt))
+
+
 def check(served: Engine, fresh: Engine, prompt: tuple[int, ...], asked: SamplingParams) -> list[int]:
     """One request on both: same text, same state behind it; the books are right."""
     found, expected = (tokens(run(each, asked, prompt)) for each in (served, fresh))
@@ -70,7 +76,7 @@ def test_a_conversation_computes_its_new_turns_only_and_gives_the_text_of_fresh_
     size = served.prefixes.size
     assert size == {512: CUT, CHUNK: CHUNK, 20: 20}[chunk]
     prompt, before = ids(10), 0
-    for turn in range(7):
+    for turn in range(6):
         asked = params(9, 0.9 * (turn % 2), seed=turn, frequency_penalty=0.1 * turn)
         answer = check(served, fresh, prompt, asked)
         computed = len(prompt) - served.prefixes.begun
@@ -136,13 +142,15 @@ def test_conversations_that_take_turns_keep_their_prefixes(kind: str) -> None:
 def test_a_small_budget_costs_hits_but_never_the_text(kind: str) -> None:
     probe = reusing(kind)
     for seed in range(3):
-        check(probe, without(kind), ids(70, seed), params())
+        run(probe, params(), ids(70, seed))
     whole, hits = probe.prefixes.num_bytes, []
     for share in (0.001, 0.3, 1):
         served = reusing(kind, budget=max(1, int(whole * share)))
         hits.append(0)
-        for turn in range(6):
-            check(served, without(kind), (*ids(70, turn % 3), *ids(9, turn)), params())
+        for turn in range(5):
+            prompt = (*ids(70, turn % 3), *ids(9, turn))
+            assert tokens(run(served, params(), prompt)) == said(kind, prompt, params())
+            assert_books(served.prefixes)
             hits[-1] += served.prefixes.begun
     assert hits == sorted(hits) and hits[0] < hits[-1]
 
@@ -157,7 +165,7 @@ def test_no_budget_keeps_nothing() -> None:
 @pytest.mark.parametrize("kind", ["ling-flash", "llama"])
 def test_what_an_aborted_request_left_is_complete_or_not_used(kind: str) -> None:
     served, text = reusing(kind), ids(90)
-    for steps in range(9):
+    for steps in (0, 1, 2, 4, 8):
         broken = served.run(Request((*text, *ids(10, steps)), (), params(20)))
         for _ in range(steps):
             next(broken)
@@ -228,7 +236,7 @@ def proposals(
 def test_watcher_proposals_after_a_hit_are_those_of_a_fresh_engine(name: str, drafting: dict[str, Drafting]) -> None:
     make = drafting[name]
     served = with_reuse(make.served(make.drafter()))
-    prompts = [ids(50), (*ids(50), *ids(20, 1)), ids(60, 2), (*ids(60, 2), *ids(9, 3)), (*ids(50), *ids(31, 4))]
+    prompts = [ids(50), (*ids(50), *ids(20, 1)), ids(60, 2), (*ids(50), *ids(31, 4))]
     for prompt in prompts:
         found, served = proposals(make, served, prompt)
         assert found and found == proposals(make, None, prompt)[0]
@@ -245,9 +253,9 @@ def test_negative_control_a_drafter_without_its_rows_is_caught_by_the_watcher(
     positional = len([c for c in state.caches[:own] if isinstance(c, torch.Tensor)])
     put = state.put_rows
     monkeypatch.setattr(state, "put_rows", lambda start, rows: put(start, rows[:positional]))
-    found = []
-    for prompt in (ids(70), ids(70, 2), (*ids(70), *ids(9, 1))):
-        found = [proposals(make, each, prompt, 40)[0] for each in (served, None)]
+    for prompt in (ids(70), ids(70, 2)):
+        run(served, params(), prompt)
+    found = [proposals(make, each, (*ids(70), *ids(9, 1)), 40)[0] for each in (served, None)]
     assert served.prefixes.begun >= 48 and found[0] != found[1]
 
 
@@ -317,16 +325,29 @@ def talk(served: Engine, fresh: Engine, steps: list[tuple[int, float, int, int, 
         texts[which] = (*prompt, *check(served, fresh, prompt, asked))
 
 
-@settings(max_examples=8, deadline=None, derandomize=True)
-@given(steps=STEPS, share=st.sampled_from([PLENTY, 200_000, 60_000, 1]))
+SHARES = st.sampled_from([PLENTY, 200_000, 60_000, 1])
+
+
+@settings(max_examples=3, deadline=None, derandomize=True)
+@given(steps=STEPS, share=SHARES)
 @pytest.mark.parametrize("kind", ["ling-flash", "llama"])
+def test_conversations_give_the_texts_of_fresh_engines(
+    kind: str, steps: list[tuple[int, float, int, int, int]], share: int
+) -> None:
+    talk(reusing(kind, budget=share), without(kind), steps)
+
+
+@pytest.mark.slow
+@settings(max_examples=30, deadline=None)
+@given(steps=STEPS, share=SHARES)
+@pytest.mark.parametrize("kind", ["ling-flash", "ling-tiny", "llama"])
 def test_any_conversations_give_the_texts_of_fresh_engines(
     kind: str, steps: list[tuple[int, float, int, int, int]], share: int
 ) -> None:
     talk(reusing(kind, budget=share), without(kind), steps)
 
 
-@settings(max_examples=4, deadline=None, derandomize=True)
+@settings(max_examples=3, deadline=None, derandomize=True)
 @given(steps=STEPS)
 @pytest.mark.parametrize("kind", ["ling-tiny", "qwen3-moe"])
 def test_any_conversations_cut_inside_a_chunk(kind: str, steps: list[tuple[int, float, int, int, int]]) -> None:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
+import subprocess
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +163,66 @@ def test_a_server_that_cannot_start_says_why_in_one_line_with_code_2(
     server = ServerProcess(model, *flags)
     assert server.ended() == 2
     assert complaint in server.log and server.log.count("\n") == 1, server.log
+
+
+def resident(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_thousand_bad_requests_leave_memory_and_answers_as_they_were(model: Path) -> None:
+    """Broken JSON, prompts too large, hanging up at any moment, aborts, grammars, all at once from eight threads."""
+    server = ServerProcess(model, "--drafter", "mtp", "--max-queue", "64").up()
+    draw, sizes = random.Random(1), list[int]()
+
+    def one(kind: int, patience: float) -> None:
+        body = {**LONG, "prompt": [3 + kind, 5], "max_tokens": 20 + kind * 20}
+        if kind < 3:
+            stream = Stream(server, body if kind else {**body, "prompt": PROMPT[:400]})
+            time.sleep(patience)
+            stream.close()
+        elif kind == 3:
+            server.post("/v1/abort", {"id": begun(server, body)[2]["id"]})
+        elif kind == 4:
+            server.post(TEXT, b'{"prompt": "a", "max_tokens": ')
+            server.post(TEXT, {"prompt": [5] * 9000})
+        else:
+            server.post(TEXT, {"prompt": "a", "max_tokens": 8, "response_format": {"type": "regex", "regex": "[ab]{3}"}})
+
+    try:
+        said = server.post(TEXT, SHORT)[1]["choices"]
+        for _ in range(5):
+            with ThreadPoolExecutor(8) as pool:
+                for done in [pool.submit(one, draw.randrange(6), draw.random() / 10) for _ in range(240)]:
+                    done.result()
+            assert server.idle_within(5) and server.status()["waiting"] == 0
+            assert server.post(TEXT, SHORT)[1]["choices"] == said
+            sizes.append(resident(server.process.pid))
+        assert sizes[-1] <= sizes[0] * 1.02, sizes
+        assert not [name for name in server.metrics() if 'status="500"' in name]
+    finally:
+        server.end()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_no_request_that_the_openapi_file_allows_or_forbids_is_a_fault_of_ours(model: Path) -> None:
+    pytest.importorskip("schemathesis")
+    server = ServerProcess(model, "--max-queue", "64").up()
+    try:
+        said = server.post(TEXT, SHORT)[1]["choices"]
+        command = [Path(sys.executable).with_name("schemathesis"), "run", f"{server.url}/openapi.json", "--max-examples", "250",
+                   "--phases", "examples,coverage,fuzzing", "--checks", "not_a_server_error", "--seed", "1"]  # fmt: skip
+        found = subprocess.run([*map(str, command)], capture_output=True, text=True)
+        assert server.post(TEXT, SHORT)[1]["choices"] == said
+        assert server.metrics()["soloist_requests_running"] == 0
+        faults = {name: count for name, count in server.metrics().items() if 'status="500"' in name}
+        assert not faults, found.stdout[-3000:]
+        cases = sum(count for name, count in server.metrics().items() if name.startswith("soloist_http_responses"))
+        assert cases > 2000, (cases, found.stdout[-3000:])
+    finally:
+        server.end()
 
 
 def test_an_address_that_cannot_be_had_is_told_by_name() -> None:
