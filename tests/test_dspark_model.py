@@ -11,7 +11,7 @@ import torch
 from soloist.config import MAX_WINDOW, SamplingParams
 from soloist.drafters.drafter import Drafter, NoDraft
 from soloist.drafters.dspark import DsparkDrafter, build_dspark
-from soloist.drafters.width import FixedWidth
+from soloist.drafters.width import FixedWidth, WidthChoice
 from soloist.models.decoder import Output
 from soloist.ops.noise import gumbel
 from soloist.runtime.engine import Engine
@@ -44,11 +44,13 @@ def load(folder: Path, width: int = 15, kind: type[DsparkDrafter] = DsparkDrafte
     return kind(built.model, built.width, built.draft_ids, built.temperatures)
 
 
-def served(drafter: Drafter, rejection: bool = False, chunk: int = 9) -> Engine:
+def served(
+    drafter: Drafter, rejection: bool = False, chunk: int = 9, widths: WidthChoice | None = None
+) -> Engine:
     model = models.decoder(KIND)
     state = Sequence(model.cache_specs(), CONTEXT, MAX_WINDOW, torch.device("cpu"))
     bufs = Buffers(V, CONTEXT + MAX_WINDOW + 1, torch.device("cpu"))
-    return Engine(Parts(model, state, bufs, drafter), V, chunk, FixedWidth(drafter.width), rejection)
+    return Engine(Parts(model, state, bufs, drafter), V, chunk, widths or FixedWidth(drafter.width), rejection)
 
 
 def params(temperature: float = 0.0, count: int = 9) -> SamplingParams:

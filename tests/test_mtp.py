@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from soloist.config import MAX_WINDOW, EngineConfig, SamplingParams
+from soloist.dist.vocabulary import Logits
 from soloist.drafters.drafter import Drafter, NoDraft
 from soloist.drafters.mtp import MtpDrafter, build_mtp
-from soloist.drafters.width import FixedWidth
+from soloist.drafters.width import FixedWidth, WidthChoice
 from soloist.errors import UserError
 from soloist.models.decoder import Decoder, Output
 from soloist.ops.noise import gumbel
@@ -26,21 +27,24 @@ from tests import models, speculate
 from tests.golden import ours
 from tests.golden.cases import config_of, text
 from tests.naive_ling import NaiveLing
-from tests.speculate import CONTEXT, Driven, Steered, V, run, tokens
+from tests.speculate import CONTEXT, Cheap, Driven, Steered, V, run, tokens
 
 PROMPT = tuple(text("ling-mtp")[:20].tolist())
 WIDTH = 6
 
 
-def served(drafter: Drafter, rejection: bool = False, chunk: int = 512) -> Engine:
+def served(
+    drafter: Drafter, rejection: bool = False, chunk: int = 512, widths: WidthChoice | None = None
+) -> Engine:
     model = ours.decoder("ling-mtp")
     state = Sequence(model.cache_specs(), CONTEXT, MAX_WINDOW, torch.device("cpu"))
     bufs = Buffers(V, CONTEXT + MAX_WINDOW + 1, torch.device("cpu"))
-    return Engine(Parts(model, state, bufs, drafter), V, chunk, FixedWidth(drafter.width), rejection)
+    return Engine(Parts(model, state, bufs, drafter), V, chunk, widths or FixedWidth(drafter.width), rejection)
 
 
-def mtp(width: int, kind: type[MtpDrafter] = MtpDrafter) -> MtpDrafter:
-    return kind(build_mtp(ours.decoder("ling-mtp"), width).layer, width)
+def mtp(width: int, kind: type[MtpDrafter] = MtpDrafter, temperatures: list[float] | None = None) -> MtpDrafter:
+    built = build_mtp(ours.decoder("ling-mtp"), width, temperatures)
+    return kind(built.layer, width, built.temperatures)
 
 
 def params(temperature: float = 0.0, count: int = 12) -> SamplingParams:
@@ -138,6 +142,31 @@ def test_negative_control_drafting_from_a_row_too_early_is_caught_by_the_watcher
     assert any(proposed != fresh for _, proposed, fresh in watched(OneLate))
 
 
+def test_confidence_is_the_chance_of_the_best_token_and_temperatures_divide_its_logit() -> None:
+    seen: list[torch.Tensor] = []
+
+    def noted(logits: Logits, places: torch.Tensor) -> tuple[torch.Tensor, None]:
+        seen.append(torch.softmax(logits.whole, -1).amax(-1))
+        return speculate.argmax(logits, places)
+
+    drafter = mtp(5, temperatures=[1.0, 2.0, 0.5])
+    engine = served(drafter)
+    run(engine, params(), PROMPT)
+    speculate.proposal(engine, 4, draw=noted)
+    expected = torch.sigmoid(torch.logit(torch.cat(seen)) / torch.tensor([1.0, 2.0, 0.5, 0.5]))
+    assert drafter.confidence is not None
+    torch.testing.assert_close(drafter.confidence[:4], expected)
+    assert 0 < float(drafter.confidence.min()) and mtp(5).confidence is None
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_text_does_not_depend_on_what_the_confidence_makes_of_it(temperature: float) -> None:
+    drafter = mtp(WIDTH, temperatures=[1.0])
+    results = run(served(drafter, widths=Cheap(WIDTH)), params(temperature, 24), PROMPT)
+    assert tokens(results) == plain(temperature, 24)
+    assert len({result.verified for result in results[1:]}) > 1
+
+
 def test_own_cache_lies_in_the_pages_that_snapshots_share() -> None:
     engine = served(mtp(3))
     run(engine, params(), PROMPT)
@@ -157,7 +186,7 @@ def test_sampled_drafts_share_the_noise_of_the_final_pick() -> None:
             ids = bufs.history[: place + 1].tolist()
             for j in range(window.width):
                 logits = state.logits(tuple(ids))[-1:]
-                token, law = draw(logits, window.positions[j : j + 1] + 1)
+                token, law = draw(Logits(logits, V), window.positions[j : j + 1] + 1)
                 assert law is None
                 ids.append(int(token))
             return torch.tensor(ids[-window.width :])

@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from soloist.config import SamplingParams
-from soloist.drafters.drafter import NoDraft
+from soloist.drafters.drafter import Drafter, NoDraft
 from soloist.drafters.ngram import NgramDrafter
 from soloist.drafters.scripted import ScriptedDrafter
 from soloist.ops import moe
@@ -22,7 +22,7 @@ from soloist.runtime.round import draft, settle
 from soloist.runtime.sampler import Sampler
 from tests import test_dspark_model, test_mtp
 from tests.dspark_files import write_drafter
-from tests.speculate import PROMPT, Driven, engine
+from tests.speculate import PROMPT, Cheap, Driven, engine
 
 READS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::item", "aten::unique_dim",
          "aten::_unique2", "aten::repeat_interleave", "aten::is_nonzero", "aten::equal"}  # fmt: skip
@@ -69,6 +69,7 @@ def rounds(served: Engine, asked: SamplingParams, prompt: tuple[int, ...] = PROM
     not watched: its ops on a CPU may read what they like.
     """
     driven, parts = Driven(served, asked, prompt), served.parts
+    places = tensors_of(parts.drafter)
     for width in {0, parts.drafter.width, min(2, parts.drafter.width)}:
         for watch in (nullcontext, Watch):
             with torch.inference_mode():
@@ -78,6 +79,13 @@ def rounds(served: Engine, asked: SamplingParams, prompt: tuple[int, ...] = PROM
                 with watch():
                     output = settle(parts, driven._sampler, out)
                 driven._take(output)
+    assert tensors_of(parts.drafter) == places, "a captured round knows the drafter's state by its place"
+
+
+def tensors_of(drafter: Drafter) -> dict[str, int]:
+    """Where the drafter's own tensors lie; the law is made anew in every round, which reads it itself."""
+    own = {name: value for name, value in vars(drafter).items() if isinstance(value, torch.Tensor) and name != "law"}
+    return {name: value.data_ptr() for name, value in own.items()}
 
 
 @pytest.mark.parametrize("rejection", [False, True], ids=["equality", "rejection"])
@@ -100,6 +108,22 @@ def test_no_drafter_makes_a_round_wait(
         facts = test_dspark_model.HEADS[head]
         write_drafter(tmp_path / head, facts, "speculators", 6)
         rounds(test_dspark_model.served(test_dspark_model.load(tmp_path / head), rejection), asked)
+
+
+@pytest.mark.parametrize("name", ["greedy", "noise", "grammar"])
+def test_no_round_waits_that_chooses_what_it_verifies(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moe, "moe_experts", unwatched(moe_experts))
+    asked = SamplingParams(**ASKED[name], seed=3)
+    write_drafter(tmp_path, test_dspark_model.HEADS["vanilla"], "speculators", 6)
+    for served, prompt in (
+        (engine("llama", NgramDrafter(4), Cheap(4)), PROMPT),
+        (test_mtp.served(test_mtp.mtp(4, temperatures=[1.0]), widths=Cheap(4)), test_mtp.PROMPT),
+        (test_dspark_model.served(test_dspark_model.load(tmp_path), widths=Cheap(4)), PROMPT),
+    ):
+        assert served.parts.trims
+        rounds(served, asked, prompt)
 
 
 @pytest.mark.parametrize("name", ASKED)

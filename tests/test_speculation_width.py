@@ -11,7 +11,6 @@ import torch
 
 from soloist.config import MAX_WINDOW, SamplingParams
 from soloist.drafters.drafter import Drafter, Draw, NoDraft
-from soloist.drafters.width import FixedWidth, Told
 from soloist.models.decoder import Output
 from soloist.ops.choose_width import choose_width
 from soloist.ops.noise import mix
@@ -20,7 +19,7 @@ from soloist.runtime.sampler import Sampler
 from soloist.state.buffers import Buffers
 from soloist.state.sequence import Window
 from tests import models
-from tests.speculate import DRAFTERS, PROMPT, Driven, engine, plain, run, tokens
+from tests.speculate import DRAFTERS, PROMPT, Cheap, Driven, engine, plain, run, tokens
 
 NAMES = ("ngram", "oracle", "mixed", "wrong")
 ASKED = SamplingParams(temperature=0.7, seed=11, max_tokens=28)
@@ -38,15 +37,6 @@ class Moody:
         sure = mix(bufs.emitted) % (window.width + 1)
         self.confidence.copy_((torch.arange(self.width) < sure).float())
         return self.inner.propose(bufs, window, draw)
-
-
-class Cheap(FixedWidth):
-    """Always drafts the same; a round verifies what its drafter is sure of."""
-
-    adapts = True
-
-    def tell(self) -> Told:
-        return [1.0 + 0.1 * width for width in range(self.width + 1)], [1.0] * self.width, 1.0
 
 
 @pytest.mark.parametrize("name", NAMES)
