@@ -114,6 +114,10 @@ def test_an_empty_folder_becomes_a_drafter_that_the_engine_runs(folder, tmp_path
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     with LLM(str(folder), device="cpu", drafter="dspark", drafter_path=str(out)) as llm:
         assert llm.generate("Every morning", params).token_ids == llm.plain().generate("Every morning", params).token_ids
+    capsys.readouterr()
+    assert main(arguments(folder, out)) == 0
+    again = json.loads((out / "acceptance.json").read_text())
+    assert again["dspark"] == card["dspark"] and "the target writes" not in capsys.readouterr().out, "nothing is done twice"
     assert main(arguments(folder, out, "--seed", "1")) == 2
     assert "texts of another run" in capsys.readouterr().err
 
