@@ -24,10 +24,10 @@ from tests.bench_runs import CARD, noisy_run, record, run_of
 PLACE = Place("plain", "chat", "chat", 0, 0, 0.0)
 EVENTS = [
     Event(2.0),  # a role, no block
-    Event(10.0, (1,), 1, "a"),
+    Event(10.0, (1,), 1, "a", server_ms=9.0),
     Event(30.0, (2, 3, 4, 5), 4, "b", drafted=3, accepted=3, round_ms=18.0),
     Event(37.0, (6, 7), 2, "", drafted=3, accepted=1, round_ms=6.0),
-    Event(67.0, (8, 9, 10, 11, 12, 13, 14), 7, "c", drafted=7, accepted=6, round_ms=29.0),
+    Event(67.0, (8, 9, 10, 11, 12, 13, 14), 7, "c", drafted=7, accepted=6, round_ms=29.0, server_ms=61.0),
     Event(70.0, ending=Ending("length", 5, 14, "engine", 0)),
 ]
 
@@ -41,6 +41,7 @@ BY_HAND = {
     "first_text_ms": 10.0,
     "first_answer_ms": 10.0,
     "tpot_ms": 57 / 13,
+    "server_tpot_ms": 52 / 13,
     "e2e_ms": 70.0,
     "request_decode_tok_s": 13000 / 57,
     "request_tok_s": 200.0,

@@ -66,6 +66,14 @@ def tpot_ms(r: RequestRecord) -> float | None:
     return ms / tokens if tokens and tokens > 0 and ms is not None else None
 
 
+def server_tpot_ms(r: RequestRecord) -> float | None:
+    """As `tpot_ms`, between the same two blocks."""
+    tokens, clocks = decode_tokens(r), [block.server_ms for block in r.blocks]
+    if not tokens or tokens < 0 or len(clocks) < 2 or clocks[0] is None or clocks[-1] is None:
+        return None
+    return (clocks[-1] - clocks[0]) / tokens
+
+
 def _per_second(tokens: float | None, ms: float | None) -> float | None:
     return None if tokens is None or not ms else tokens * 1e3 / ms
 
@@ -118,6 +126,10 @@ REQUEST_METRICS = (
     RequestMetric("first_text_ms", "ms", "less", "first visible text - t_0, reasoning included", lambda r: r.first_text_ms),
     RequestMetric("first_answer_ms", "ms", "less", "first text that is no reasoning - t_0", lambda r: r.first_answer_ms),
     RequestMetric("tpot_ms", "ms", "less", "decode TPOT: (t_last - t_first) / (N - n_first)", tpot_ms),
+    RequestMetric(
+        "server_tpot_ms", "ms", "less", "TPOT by the server's own clock; what tpot_ms is above it, serving costs",
+        server_tpot_ms,
+    ),
     RequestMetric("e2e_ms", "ms", "less", "end to end: t_end - t_0", lambda r: r.end_ms),
     RequestMetric(
         "request_decode_tok_s", "tok/s", "more", "without prefill: (N - n_first) / (t_last - t_first) of each request",
