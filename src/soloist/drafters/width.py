@@ -38,10 +38,11 @@ Told = tuple[list[float], list[float], float]
 class WidthChoice(Protocol):
     """Told of every round in order; asked for the width of the next, perhaps before it heard of the last.
 
-    adapts: whether a round may verify fewer tokens than it drafts.
+    adapts: whether a round may verify fewer tokens than it drafts. candidates: all widths that may be chosen.
     """
 
     adapts: bool
+    candidates: Sequence[int]
 
     @property
     def plain_ms(self) -> float | None:
@@ -77,6 +78,7 @@ class FixedWidth:
 
     def __init__(self, width: int):
         self.width = width
+        self.candidates: Sequence[int] = (width,)
 
     def begin(self, confidence: Sequence[float] | None) -> None:
         pass
@@ -205,6 +207,7 @@ class AutoWidth:
 
     def __init__(self, most: int, foresees: bool = False, refresh: int = 64):
         self.widths = [w for w in WIDTHS if w < most] + [most]
+        self.candidates: Sequence[int] = (0, *self.widths)
         self.costs, self.survival, self.savings = RoundCosts(), Survival(most), Savings()
         self.credit, self.foresees, self.refresh = 0.0, foresees, refresh
         self._confidence: Sequence[float] | None = None

@@ -134,14 +134,14 @@ class Engine:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Run prompts and rounds of every width, so that no request pays for what is made at first use.
+        """Run prompts and rounds of every width that may be chosen, so that no request pays for what is made at first use.
 
         Where rounds are captured each width runs twice, once to compile and once to capture, and prompts are as long as it
         takes to compile the kernels of long windows for few and for many rows an expert; on the CPU, where lengths and
         widths do not differ in that, a short prompt and the narrowest and the widest round do.
         """
         widest, captures = self.parts.drafter.width, self.runner.lookahead > 0
-        widths = [width for width in range(widest + 1) for _ in range(2)] if captures else [0, widest]
+        widths = [width for width in self.widths.candidates for _ in range(2)] if captures else [0, widest]
         bound, budget = 1, min(sum(width + 1 for width in widths), self.context_length - 1)
         for length in (self.prefill_chunk, WARM_ROWS, 1) if captures else (1,):
             ids = (0,) * min(length, self.context_length - 1)

@@ -67,7 +67,8 @@ class OneClock:
     """A choice of widths that hears rank 0's clock on every rank."""
 
     def __init__(self, choice: WidthChoice, group: Group):
-        self._choice, self._group, self.adapts = choice, group, choice.adapts
+        self._choice, self._group = choice, group
+        self.adapts, self.candidates = choice.adapts, choice.candidates
 
     @property
     def plain_ms(self) -> float | None:
