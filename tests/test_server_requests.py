@@ -5,9 +5,13 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from soloist import LLM
+from soloist.testing.checkpoints import write_checkpoint
 
 pytest.importorskip("msgspec")
 pytest.importorskip("uvicorn")
@@ -184,3 +188,35 @@ def test_the_openapi_file_names_every_path_and_field_that_is_served(server: Addr
     for name in fields["properties"]:
         if name not in ("prompt", "stream_options"):  # a null stands for absence everywhere
             assert server.post(TEXT, text(max_tokens=1, **{name: None}) if name != "max_tokens" else text(max_tokens=1))[0] == 200
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose tokenizer begins texts with BOS, whose template writes BOS too, and which recommends temperature 0."""
+    made = write_checkpoint(tmp_path_factory.mktemp("bos") / "tiny", "llama", tokenizer=True)
+    for name, more in (
+        ("tokenizer_config.json", {"add_bos_token": True, "chat_template": "{{ bos_token }}{{ messages[0].content }}"}),
+        ("generation_config.json", {"temperature": 0.0, "do_sample": False, "top_k": 1}),
+    ):
+        file = made / name
+        file.write_text(json.dumps({**json.loads(file.read_text()), **more}))
+    return made
+
+
+def test_a_prompt_begins_with_one_bos_however_it_came_and_sampling_is_as_openai_says(folder: Path) -> None:
+    with LLM(str(folder), device="cpu", context_length=64) as llm, serving(llm) as server:
+        bos = server.post("/tokenize", {"prompt": ""})[1]["tokens"]
+        plain = server.post("/tokenize", {"prompt": "Hello", "add_special_tokens": False})[1]["tokens"]
+        asked = {"return_token_ids": True, "max_tokens": 4, "seed": 2, "ignore_eos": True}
+        said = [
+            server.post("/tokenize", {"prompt": "Hello"})[1]["tokens"],
+            server.post("/tokenize", {"messages": MESSAGES})[1]["tokens"],
+            server.post(TEXT, {"prompt": "Hello", **asked})[1]["choices"][0]["prompt_token_ids"],
+            server.post(CHAT, chat(**asked))[1]["prompt_token_ids"],
+        ]
+        assert len(bos) == 1 and said == [[*bos, *plain]] * 4
+        drawn, same, greedy = (
+            server.post(TEXT, {"prompt": "Hello", **asked, **more})[1]["choices"][0]["token_ids"]
+            for more in ({}, {"temperature": 1, "top_p": 1}, {"temperature": 0})
+        )
+        assert drawn == same != greedy
