@@ -8,11 +8,13 @@ from statistics import median
 from soloist.bench.compare import Comparison
 from soloist.bench.records import RunFile, Summary, Verdict
 
-HEADINGS = ("variant", "tok/s", "ms per token", "", "TTFT ms", "acceptance", "speed-up", "", "text")
+HEADINGS = ("variant", "tok/s", "ms per token", "", "of limit", "TTFT ms", "acceptance", "speed-up", "", "text")
 
 
 def run_lines(run: RunFile) -> Iterator[str]:
-    """Headline numbers of every workload, then what was found wrong. tok/s is without prefill, a ratio of sums."""
+    """Headline numbers of every workload, then what was found wrong. tok/s is without prefill, a ratio of sums; of limit: the
+    time that the bytes of the rounds take, over the time of decoding.
+    """
     state = " | PARTIAL" if run.partial else "" if run.passed else " | FAILED"
     yield f"{run.card.name}, card {run.card_hash}, {run.card.model}, {run.card.target}{state}"
     for workload in run.card.workloads:
@@ -53,6 +55,7 @@ def _row(run: RunFile, s: Summary) -> tuple[str, ...]:
         "-" if rate is None else f"{rate.value:.1f}",
         "-" if tpot is None else f"{tpot.mean:.3g}",
         "" if tpot is None or tpot.low is None else f"[{tpot.low:.3g}, {tpot.high:.3g}]",
+        "-" if s.share_of_limit is None else f"{s.share_of_limit:.0%}",
         "-" if ttft is None else f"{ttft.median:.3g}",
         "-" if length is None else f"{length.value:.2f}",
         *(("", "") if verdict is None else _speedup(verdict)),
