@@ -72,7 +72,7 @@ def test_files_and_core_stay_small() -> None:
     too_long = {str(p.relative_to(SOURCE)): n for p in FILES if (n := len(p.read_text().splitlines())) > 450}
     assert not too_long
     core = sum(code_lines(p) for p in FILES if unit(p) in CORE and "gpu" not in p.parts)  # kernels stand beside it
-    assert core <= 9500, core
+    assert core <= 10000, core
 
 
 def test_size_table_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -156,6 +156,7 @@ class SetWidths:
     """A WidthChoice that knows beforehand: the widths in order, the last one ever after."""
 
     widths: Sequence[int]
+    candidates: Sequence[int] = ()
     adapts = False
     plain_ms: float | None = None
     _next: int = 0

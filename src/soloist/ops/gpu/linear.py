@@ -214,21 +214,21 @@ def _linear_fp32(x: torch.Tensor, weight: Weight) -> torch.Tensor:
 
 
 @add_norm_linear.impl("triton", on="cuda")
-def _add_norm_linear(residual, branch, norm, weight, bias=None):  # type: ignore[no-untyped-def]
+def _add_norm_linear(residual, branch, norm, weight, bias=None):
     if not few(residual):
         return add_norm_linear.reference(residual, branch, norm, weight, bias)
     return run("norm", residual, branch, norm[0], None, weight, bias, norm[1])
 
 
 @add_norm_gate_up.impl("triton", on="cuda")
-def _add_norm_gate_up(residual, branch, norm, weight, limit=0.0):  # type: ignore[no-untyped-def]
+def _add_norm_gate_up(residual, branch, norm, weight, limit=0.0):
     if not few(residual):
         return add_norm_gate_up.reference(residual, branch, norm, weight, limit)
     return run("norm", residual, branch, norm[0], None, weight, None, norm[1], pairs=True, limit=limit)
 
 
 @gated_norm_linear.impl("triton", on="cuda")
-def _gated_norm_linear(o, gate, norm, weight):  # type: ignore[no-untyped-def]
+def _gated_norm_linear(o, gate, norm, weight):
     if not few(o):
         return torch.nn.functional.linear(gated_norm(o, gate, norm), weight)
     return run("gated", o.reshape(o.shape[0], -1), None, norm[0], gate, weight, None, norm[1], group=o.shape[2])[0]

@@ -84,35 +84,35 @@ def run(
 
 
 @linear.impl("cuda", on="cuda")
-def _linear(x, weight, bias=None):  # type: ignore[no-untyped-def]
+def _linear(x, weight, bias=None):
     if not (suits(x, weight) and lies_well(x)):
         return triton_linear._linear(x, weight, bias)
     return run(PLAIN, x, weight, bias=bias)[0]
 
 
 @linear_fp32.impl("cuda", on="cuda")
-def _linear_fp32(x, weight):  # type: ignore[no-untyped-def]
+def _linear_fp32(x, weight):
     if not (suits(x, weight) and lies_well(x)):
         return triton_linear._linear_fp32(x, weight)
     return run(PLAIN, x, weight, wide=True)[0]
 
 
 @add_norm_linear.impl("cuda", on="cuda")
-def _add_norm_linear(residual, branch, norm, weight, bias=None):  # type: ignore[no-untyped-def]
+def _add_norm_linear(residual, branch, norm, weight, bias=None):
     if not (suits(residual, weight) and lies_well(residual, branch)):
         return triton_linear._add_norm_linear(residual, branch, norm, weight, bias)
     return run(NORM, residual, weight, branch, norm[0], bias=bias, eps=norm[1])
 
 
 @add_norm_gate_up.impl("cuda", on="cuda")
-def _add_norm_gate_up(residual, branch, norm, weight, limit=0.0):  # type: ignore[no-untyped-def]
+def _add_norm_gate_up(residual, branch, norm, weight, limit=0.0):
     if not (suits(residual, weight) and lies_well(residual, branch)):
         return triton_linear._add_norm_gate_up(residual, branch, norm, weight, limit)
     return run(NORM, residual, weight, branch, norm[0], eps=norm[1], pairs=True, limit=limit)
 
 
 @gated_norm_linear.impl("cuda", on="cuda")
-def _gated_norm_linear(o, gate, norm, weight):  # type: ignore[no-untyped-def]
+def _gated_norm_linear(o, gate, norm, weight):
     head, rows = o.shape[2], gate.flatten(1) if gate.stride(1) == gate.shape[2] else None
     fits = 32 <= head <= 256 and head == next_power_of_2(head) and rows is not None and o.is_contiguous()
     if not (fits and suits(o, weight) and lies_well(rows)):
