@@ -200,7 +200,8 @@ def rounds(args: argparse.Namespace, ranks: dict[str, int]) -> dict[str, Any]:
         traffic = token_traffic(llm.model_config, dtype, args.context + args.output_tokens // 2, llm.group)
         found: dict[str, Any] = {
             "plan": {**dataclasses.asdict(llm.plan), "model": Path(args.model).name},
-            "loaded_s": time.perf_counter() - begun, "read_bytes_per_s": rate, "plain_limit_ms": traffic.total_bytes / rate * 1e3, "variants": {},
+            "loaded_s": time.perf_counter() - begun, "read_bytes_per_s": rate,
+            "plain_limit_ms": traffic.total_bytes / rate * 1e3, "variants": {},
         }  # fmt: skip
         if llm.plan.caveat:
             found["caveat"] = llm.plan.caveat
