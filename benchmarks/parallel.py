@@ -6,7 +6,8 @@
 
 sums: the one-shot exchange against NCCL, right and fast, from 5 KB to 64 KB. texts: several ranks say what one says, by
 either exchange and with every drafter. alone: rank 0 without the others and without communication. flash: all ranks;
-where both ran, what communication adds to a round is their difference. The weights are random, so the rows of a round are
+where both ran, what communication adds to a round is their difference, and the profile of a plain round has it by itself
+(`exchange`), with the waiting for the slowest rank. The weights are random, so the rows of a round are
 verified as for real, but what is accepted is scripted or computed, and called synthetic.
 
 A section that fails or takes too long leaves its error in the file, and the others go on.
@@ -34,7 +35,7 @@ from soloist import LLM, SamplingParams
 from soloist.bench.limit import memory_rate
 from soloist.bench.machine import read_machine
 from soloist.bench.pinned import pinned_script, write_script
-from soloist.bench.profile import random_ids
+from soloist.bench.profile import profile, random_ids
 from soloist.runtime.traffic import token_traffic
 
 SECTIONS = ("sums", "texts", "alone", "flash")
@@ -207,6 +208,8 @@ def rounds(args: argparse.Namespace, ranks: dict[str, int]) -> dict[str, Any]:
             found["caveat"] = llm.plan.caveat
         if args.device == "cuda":
             found["memory_bytes"] = torch.cuda.max_memory_allocated()
+        if args.device == "cuda":
+            found["profile"] = dataclasses.asdict(profile(llm, prompt_of(llm, args, 0), 8))
         for name, variant, emitted in variants(llm, args, Path(folder)):
             found["variants"][name] = measured(variant, args, emitted)
             print(name, json.dumps(found["variants"][name]), file=sys.stderr, flush=True)

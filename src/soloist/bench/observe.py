@@ -192,6 +192,8 @@ def rounds_of(
     engine.widths = SetWidths(widths)
     if watch is not None:
         engine.runner = WatchedRunner(engine.parts, watch)
+        if llm.group.size > 1:
+            engine.runner.lookahead = runner.lookahead  # other ranks launch as many rounds ahead as before
     events = llm.stream(prompt, SamplingParams(temperature=0.0, max_tokens=room_for(widths, count), ignore_eos=True))
     try:
         next(events)
