@@ -100,7 +100,7 @@ def out_rows(first, N, PAIRS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["T"])
 def linear_kernel(
-    x_ptr, branch_ptr, norm_ptr, gate_ptr, w_ptr, bias_ptr, y_ptr, stream_ptr, T, N, K, x_stride, gate_stride, eps,
+    x_ptr, branch_ptr, norm_ptr, gate_ptr, w_ptr, bias_ptr, y_ptr, stream_ptr, T, N, K, x_stride, gate_stride, y_stride, eps,
     PROLOGUE: tl.constexpr, HAS_BRANCH: tl.constexpr, HAS_BIAS: tl.constexpr, PAIRS: tl.constexpr, LIMIT: tl.constexpr,
     HALVES: tl.constexpr, SLABS: tl.constexpr, WK: tl.constexpr, B: tl.constexpr, GROUP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -158,12 +158,21 @@ def linear_kernel(
             out = first * (OUTS // 2) + tl.arange(0, OUTS // 2)
             h = swiglu_pairs(y, LIMIT)
             inside = (out[:, None] < N // 2) & (t[None, :] < T)
-            tl.store(y_ptr + t[None, :] * (N // 2) + out[:, None], h.to(y_ptr.dtype.element_ty), mask=inside)
+            tl.store(y_ptr + t[None, :] * y_stride + out[:, None], h.to(y_ptr.dtype.element_ty), mask=inside)
         else:
             if HAS_BIAS:
                 y += tl.load(bias_ptr + rows, mask=rows < N, other=0.0).to(tl.float32)[:, None]
             inside = (rows[:, None] < N) & (t[None, :] < T)
-            tl.store(y_ptr + t[None, :] * N + rows[:, None], y.to(y_ptr.dtype.element_ty), mask=inside)
+            tl.store(y_ptr + t[None, :] * y_stride + rows[:, None], y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+def product_rows(T: int, N: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """An empty [T, N] whose rows are a multiple of 16 values apart.
+
+    Parts of them then have strides that Triton compiles for alike. It looks at whether a stride is a multiple of 16, and torch
+    gives a window of one row another stride than one of several: two kernels, whose bits may differ.
+    """
+    return torch.empty((T, -(-N // 16) * 16), dtype=dtype, device=device)[:, :N]
 
 
 def run(
@@ -176,14 +185,15 @@ def run(
     Returns: (y [T, N], or [T, N / 2] after the activation; the new residual stream, x itself where nothing was added).
     """
     T, (N, K) = x.shape[0], weight.shape
+    branch = None if branch is None else branch.contiguous()
     group = group or (64 if K > 256 else 32)
     outs = N // 2 if pairs else N
-    y = torch.empty((T, outs), dtype=torch.float32 if wide else weight.dtype, device=x.device)
+    y = product_rows(T, outs, torch.float32 if wide else weight.dtype, x.device)
     stream = torch.empty((T, K), dtype=x.dtype, device=x.device) if branch is not None else x
     units = triton.cdiv(outs, OUTS.value // 2) if pairs else triton.cdiv(N, OUTS.value)
     launch(
         linear_kernel, (units,), x, branch, norm, gate, weight, bias, y, stream, T, N, K, x.stride(0),
-        0 if gate is None else gate.stride(0), eps, PROLOGUE=prologue, HAS_BRANCH=branch is not None,
+        0 if gate is None else gate.stride(0), y.stride(0), eps, PROLOGUE=prologue, HAS_BRANCH=branch is not None,
         HAS_BIAS=bias is not None, PAIRS=pairs, LIMIT=limit, HALVES=triton.cdiv(T, ROWS.value),
         SLABS=triton.cdiv(K, WARPS * group), WK=WARPS, B=max(next_power_of_2(group), 16), GROUP=group,
         num_warps=WARPS, device=x.device,

@@ -341,6 +341,7 @@ def _moe(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if not few(residual) or experts.down.shape[0] < routing.weight.shape[0]:
         return moe_of_many(residual, branch, norm, routing, experts, shared)
+    residual, branch = residual.contiguous(), branch.contiguous()
     (T, D), device, dtype = residual.shape, residual.device, residual.dtype
     E, F = routing.weight.shape[0], experts.down.shape[2]
     shared_width = 0 if shared is None else shared.down.shape[1]  # type: ignore[union-attr]

@@ -75,7 +75,8 @@ DEVICE void enter_gated(u16* x, float* os, u16* gates, const float* o, const u16
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 512 / (WARPS * 32))
 linear(const void* x, const u16* branch, const u16* norm, const u16* gate, const u16* weight, const u16* bias, void* y,
-       u16* stream, int T, int N, i64 x_stride, i64 gate_stride, float eps, float limit) {
+       u16* stream, int T, int N, i64 x_stride, i64 gate_stride, i64 y_stride, float eps,
+       float limit) {
   extern __shared__ __align__(16) unsigned char shared[];
   float* partials = (float*)shared;                 // [2][WARPS][PARTIAL]
   float* squares = partials + 2 * WARPS * PARTIAL;  // [WARPS][HALVES * ROWS]
@@ -108,8 +109,8 @@ linear(const void* x, const u16* branch, const u16* norm, const u16* gate, const
         value = sum_partials<WARPS, PARTIAL>(sums, t * OUTS + unit) * scale;
         if (BIAS) value += wide(bias[out]);
       }
-      if (WIDE_OUT) ((float*)y)[i64(t) * width + out] = value;
-      else ((u16*)y)[i64(t) * width + out] = narrow(value);
+      if (WIDE_OUT) ((float*)y)[t * y_stride + out] = value;
+      else ((u16*)y)[t * y_stride + out] = narrow(value);
     }
   };
   Tiles<WARPS, CHUNKS, STAGE, STAGES, DEPTH, HALVES> tiles;

@@ -58,11 +58,12 @@ def run(
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Launch `linear` for x [T, ...].   Returns: (y [T, N], or [T, N / 2] after the activation; the new residual stream)."""
     T, (N, K), sms = x.shape[0], weight.shape, num_sms(x.device)
+    branch = None if branch is None else branch.contiguous()
     outs, warps, halves = N // 2 if pairs else N, num_warps(K, head), -(-T // ROWS)
     tiles = -(-outs // (OUTS // 2 if pairs else OUTS))
     grid = min(tiles, sms if tiles <= 8 * sms else 2 * sms)
     direct = prologue == PLAIN and (tiles <= grid or halves * ROWS * K * 2 > MOST_SHARED)
-    y = torch.empty((T, outs), dtype=torch.float32 if wide else weight.dtype, device=x.device)
+    y = triton_linear.product_rows(T, outs, torch.float32 if wide else weight.dtype, x.device)
     stream = x if branch is None else torch.empty((T, K), dtype=x.dtype, device=x.device)
     sums = warps * halves * ROWS * (2 * OUTS + 1) * 4
 
@@ -78,7 +79,8 @@ def run(
     )  # fmt: skip
     function(
         (grid,), warps * 32, shared_bytes(T), x, branch, norm, gate, weight, bias, y, stream, np.int32(T), np.int32(N),
-        np.int64(x.stride(0)), np.int64(0 if gate is None else gate.stride(0)), np.float32(eps), np.float32(limit),
+        np.int64(x.stride(0)), np.int64(0 if gate is None else gate.stride(0)), np.int64(y.stride(0)), np.float32(eps),
+        np.float32(limit),
     )  # fmt: skip
     return y, stream
 
