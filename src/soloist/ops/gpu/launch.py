@@ -51,13 +51,16 @@ def num_sms(device: torch.device) -> int:
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, device: torch.device, **meta: Any) -> None:
-    """Run kernel[grid](*args, PDL=..., **meta). Tensors lie on `device`; on a CPU the kernel must be interpreted."""
+    """Run kernel[grid](*args, PDL=..., **meta). Tensors lie on `device`; on a CPU the kernel must be interpreted.
+
+    Without contraction of products and sums, which the compiler may decide in another way in each copy of an unrolled loop.
+    """
     pdl = has_pdl(device)
     if isinstance(kernel, InterpretedFunction):
         meta = {name: value for name, value in meta.items() if name not in _OPTIONS}
         kernel[grid](*args, PDL=False, **meta)
         return
-    kernel[grid](*args, PDL=pdl, launch_pdl=pdl, **meta)
+    kernel[grid](*args, PDL=pdl, launch_pdl=pdl, enable_fp_fusion=False, **meta)
 
 
 def next_power_of_2(n: int) -> int:

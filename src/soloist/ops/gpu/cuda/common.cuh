@@ -1,5 +1,8 @@
 // What the kernels share: bf16 arithmetic, streamed loads, programmatic dependent launch, and the skinny product.
 //
+// Compiled without contraction: a multiplication and an addition are one instruction where `fmaf` stands, and nowhere else.
+// The compiler would decide anew in every copy of an unrolled loop, and a row's bits would depend on which copy serves it.
+//
 // The product: a block owns 16 outputs, its warps share the inputs out, each a run of chunks of 32 columns. Lane (g, q) of
 // a warp, g = lane / 4 and q = lane % 4, holds columns 8q .. 8q + 7 of weight rows g and g + 8, 16 bytes each, just as
 // they lie in memory. mma.m16n8k16 wants other columns in these registers; as the inputs are taken in the same
@@ -134,14 +137,10 @@ DEVICE uint4 times8(uint4 a, uint4 b) {
 }
 
 DEVICE float squares8(uint4 a) {
-  float sum = low(a.x) * low(a.x);
-  sum += high(a.x) * high(a.x);
-  sum += low(a.y) * low(a.y);
-  sum += high(a.y) * high(a.y);
-  sum += low(a.z) * low(a.z);
-  sum += high(a.z) * high(a.z);
-  sum += low(a.w) * low(a.w);
-  sum += high(a.w) * high(a.w);
+  const u32 pairs[4] = {a.x, a.y, a.z, a.w};
+  float sum = 0.f;
+#pragma unroll
+  for (int i = 0; i < 4; i++) sum = fmaf(high(pairs[i]), high(pairs[i]), fmaf(low(pairs[i]), low(pairs[i]), sum));
   return sum;
 }
 

@@ -32,6 +32,11 @@ struct Taps {
   }
 };
 
+// a += b c
+DEVICE void add(float4& a, float4 b, float c) {
+  a.x = fmaf(b.x, c, a.x), a.y = fmaf(b.y, c, a.y), a.z = fmaf(b.z, c, a.z), a.w = fmaf(b.w, c, a.w);
+}
+
 DEVICE float4 sum_lanes(float4 v) { return make_float4(warp_sum(v.x), warp_sum(v.y), warp_sum(v.z), warp_sum(v.w)); }
 
 constexpr int MOST_ROWS = 16;
@@ -103,7 +108,7 @@ kda(const u16* x, const float* conv, const float* rates, const float* biases, u1
       key[i] = row.k[lane + i * 32] * k_norm;
       const float decay = row.decay[lane + i * 32];
       state[i].x *= decay, state[i].y *= decay, state[i].z *= decay, state[i].w *= decay;
-      seen.x += state[i].x * key[i], seen.y += state[i].y * key[i], seen.z += state[i].z * key[i], seen.w += state[i].w * key[i];
+      add(seen, state[i], key[i]);
     }
     seen = sum_lanes(seen);
     const float beta = betas[t];
@@ -115,8 +120,8 @@ kda(const u16* x, const float* conv, const float* rates, const float* biases, u1
 #pragma unroll
     for (int i = 0; i < KEYS; i++) {
       const float query = row.q[lane + i * 32] * q_norm;
-      state[i].x += key[i] * error.x, state[i].y += key[i] * error.y, state[i].z += key[i] * error.z, state[i].w += key[i] * error.w;
-      out.x += state[i].x * query, out.y += state[i].y * query, out.z += state[i].z * query, out.w += state[i].w * query;
+      add(state[i], error, key[i]);
+      add(out, state[i], query);
       to[i * 32 * DIM / 4] = state[i];
     }
     out = sum_lanes(out);

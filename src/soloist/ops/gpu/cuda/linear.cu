@@ -55,7 +55,7 @@ DEVICE void enter_gated(u16* x, float* os, u16* gates, const float* o, const u16
         }
         float sum = 0.f;
 #pragma unroll
-        for (int i = 0; i < 8; i++) sum += value[i] * value[i];
+        for (int i = 0; i < 8; i++) sum = fmaf(value[i], value[i], sum);
 #pragma unroll
         for (int step = HEAD / 16; step; step >>= 1) sum += __shfl_xor_sync(~0u, sum, step);
         const float scale = rsqrtf(sum / HEAD + eps);

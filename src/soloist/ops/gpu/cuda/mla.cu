@@ -45,7 +45,7 @@ DEVICE void enter(int t, const u16* kv, i64 kv_row, const u16* norm, float eps, 
   for (int i = 0; i < EACH; i++) value[i] = wide(fresh(row + tid + i * THREADS));
   if (tid < HALF) turn(row + R, entry + R, tid, cos[t * HALF + tid], sin[t * HALF + tid]);
 #pragma unroll
-  for (int i = 0; i < EACH; i++) sum += value[i] * value[i];
+  for (int i = 0; i < EACH; i++) sum = fmaf(value[i], value[i], sum);
   sum = warp_sum(sum);
   if ((tid & 31) == 0) sums[tid >> 5] = sum;
   __syncthreads();
@@ -152,7 +152,7 @@ struct Softmax {
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
       keep[side] = exp2f(m[side] - anchor);
-      total[side] = total[side] * keep[side] + sum;
+      total[side] = fmaf(total[side], keep[side], sum);
       m[side] = most;
     }
 #pragma unroll
@@ -307,8 +307,12 @@ project(const u16* parts, const float* logs, const u16* up_value, i64 up_head, c
   for (int run = group; run < runs; run += JOINING) {
     const uint4 part = fresh16(parts + (i64(run) * T * H + row) * R + r8);
     const float weight = weights[run];
-    acc[0] += weight * low(part.x), acc[1] += weight * high(part.x), acc[2] += weight * low(part.y), acc[3] += weight * high(part.y);
-    acc[4] += weight * low(part.z), acc[5] += weight * high(part.z), acc[6] += weight * low(part.w), acc[7] += weight * high(part.w);
+    const u32 pairs[4] = {part.x, part.y, part.z, part.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      acc[2 * i] = fmaf(weight, low(pairs[i]), acc[2 * i]);
+      acc[2 * i + 1] = fmaf(weight, high(pairs[i]), acc[2 * i + 1]);
+    }
   }
 #pragma unroll
   for (int i = 0; i < 8; i++) sums[group][r8 + i] = acc[i];
@@ -332,9 +336,11 @@ project(const u16* parts, const float* logs, const u16* up_value, i64 up_head, c
     for (int k = 0; k < SHARE; k++) {
       const int r = (lane + k * 32) * 8;
       if (r < R) {
-        const uint4 x = w[v][k];
-        sum += low(x.x) * context[r] + high(x.x) * context[r + 1] + low(x.y) * context[r + 2] + high(x.y) * context[r + 3];
-        sum += low(x.z) * context[r + 4] + high(x.z) * context[r + 5] + low(x.w) * context[r + 6] + high(x.w) * context[r + 7];
+        const u32 pairs[4] = {w[v][k].x, w[v][k].y, w[v][k].z, w[v][k].w};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          sum = fmaf(high(pairs[i]), context[r + 2 * i + 1], fmaf(low(pairs[i]), context[r + 2 * i], sum));
+        }
       }
     }
     sum = warp_sum(sum);

@@ -62,9 +62,9 @@ DEVICE void router_block(int block, const u16* residual, const u16* branch, cons
       const u16 stored = narrow(wide(fresh(residual + at)) + wide(fresh(branch + at)));
       if (block == 0) stream[at] = stored;
       const float s = wide(stored), x = s * weight[j];
-      square += s * s;
+      square = fmaf(s, s, square);
 #pragma unroll
-      for (int e = 0; e < LOGITS; e++) sums[e] += w[e][j] * x;
+      for (int e = 0; e < LOGITS; e++) sums[e] = fmaf(w[e][j], x, sums[e]);
     }
     // Lanes share the 8 sums out: after three exchanges each holds a quarter of one.
 #pragma unroll
@@ -383,7 +383,7 @@ down(const float* logits, const float* biases, const i64* counting, const u16* w
           for (int n = 0; n < 4; n++) {
             const int t = half * ROWS + 2 * q + (n & 1);
             const float share = SHARED && i == 0 ? 1.f : t < live ? shares[t * E + items.expert[i - SHARED]] : 0.f;
-            acc[half][n] += share * (own[half][0][n] + own[half][1][n]);
+            acc[half][n] = fmaf(share, own[half][0][n] + own[half][1][n], acc[half][n]);
           }
         }
         fetch(i + SLOTS);

@@ -121,7 +121,7 @@ def compile_now(text: str, architecture: str) -> bytes:
     from cuda.bindings import nvrtc
 
     program = checked(nvrtc.nvrtcCreateProgram(text.encode(), b"soloist.cu", 0, [], []))
-    options = [f"--gpu-architecture={architecture}".encode(), b"--std=c++17"]
+    options = [f"--gpu-architecture={architecture}".encode(), b"--std=c++17", b"--fmad=false"]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         log = b" " * checked(nvrtc.nvrtcGetProgramLogSize(program))
