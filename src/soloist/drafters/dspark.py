@@ -63,32 +63,27 @@ class DsparkDrafter:
         hidden = hidden[first : first + window.width]
         logits = self._score(hidden)
         token, state = bufs.anchor, self._state
-        tokens, laws, sure = list[torch.Tensor](), list[torch.Tensor](), list[torch.Tensor]()
+        tokens, laws, memories = list[torch.Tensor](), list[torch.Tensor](), list[torch.Tensor]()
         for slot in range(window.width):
-            row, memory = logits.columns[slot : slot + 1], None
+            row = logits.columns[slot : slot + 1]
             if self.model.markov is not None:
-                memory = self.model.markov.memory(token)
-                bias, state = self.model.markov(hidden[slot : slot + 1], memory, state)
+                memories.append(self.model.markov.memory(token))
+                bias, state = self.model.markov(hidden[slot : slot + 1], memories[-1], state)
                 row = row + bias
-            if self.model.confidence is not None:
-                sure.append(self._confidence(hidden[slot : slot + 1], memory))
             token, law = draw(self._known(Logits(row, logits.size)), window.positions[slot : slot + 1] + 1)
             tokens.append(token)
             laws += [] if law is None else [law]
         self.law = torch.cat(laws) if laws else None
         if self.confidence is not None:
-            self.confidence[: window.width] = tempered(torch.cat(sure)[:, 0], self.temperatures[: window.width])
+            self.confidence[: window.width] = tempered(self._sure(hidden, memories), self.temperatures[: window.width])
         return torch.cat(tokens)
 
-    def _confidence(self, hidden: torch.Tensor, memory: torch.Tensor | None) -> torch.Tensor:
-        """The logit [1, 1] of the chance that this slot's draft is accepted; it knows the tokens before the slot only."""
+    def _sure(self, hidden: torch.Tensor, memories: list[torch.Tensor]) -> torch.Tensor:
+        """Logits [K] of the chances that the slots' drafts are accepted; each knows the tokens before its slot only."""
         assert self.model.confidence is not None
-        parts = [hidden]
-        if self.model.config.confidence_with_markov:
-            assert memory is not None
-            parts.append(memory)
-        logit: torch.Tensor = self.model.confidence(torch.cat(parts, -1).float())
-        return logit
+        parts = [hidden, torch.cat(memories)] if self.model.config.confidence_with_markov else [hidden]
+        logits: torch.Tensor = self.model.confidence(torch.cat(parts, -1).float())
+        return logits[:, 0]
 
     def _score(self, hidden: torch.Tensor) -> Logits:
         """By the model's head, whose columns ranks may share, or the drafter's own."""
