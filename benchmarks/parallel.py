@@ -19,6 +19,7 @@ import argparse
 import dataclasses
 import json
 import os
+import signal
 import socket
 import statistics
 import subprocess
@@ -316,7 +317,7 @@ def run(args: argparse.Namespace, section: str, folder: Path) -> dict[str, Any]:
     try:
         code = process.wait(args.limit_s)
     except subprocess.TimeoutExpired:
-        process.kill()  # its ranks see it go and end
+        os.killpg(process.pid, signal.SIGKILL)  # ranks that an LLM started see it go and end
         process.wait()
         return {"error": f"took more than {args.limit_s} s"}
     found = json.loads(output.read_text()) if code == 0 else {"error": f"ended with code {code}"}
