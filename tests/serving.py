@@ -11,6 +11,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.error
@@ -117,9 +118,8 @@ class ServerProcess(Address):
         super().__init__(free_port() if port is None else port)
         command = [sys.executable, "-m", "soloist", "serve", "--model", str(model), "--port", str(self.port)]
         environment = {**os.environ, "PYTHONPATH": "src", "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(
-            [*command, "--context-length", "512", *flags], env=environment, stderr=subprocess.PIPE, text=True
-        )
+        self._stderr = tempfile.TemporaryFile()  # a pipe that nobody reads would be full one day, and the server wait for it
+        self.process = subprocess.Popen([*command, "--context-length", "512", *flags], env=environment, stderr=self._stderr)
         self.log = ""
 
     def up(self, path: str = "/ready") -> ServerProcess:
@@ -138,7 +138,9 @@ class ServerProcess(Address):
         """Its exit code; a server that still runs is killed."""
         if self.process.poll() is None:
             self.process.kill()
-        self.log = self.process.communicate(timeout=10)[1]
+        self.process.wait(10)
+        self._stderr.seek(0)
+        self.log = self._stderr.read().decode()
         return self.process.returncode
 
 

@@ -192,14 +192,14 @@ def test_a_thousand_bad_requests_leave_memory_and_answers_as_they_were(model: Pa
 
     try:
         said = server.post(TEXT, SHORT)[1]["choices"]
-        for _ in range(5):
+        for _ in range(7):
             with ThreadPoolExecutor(8) as pool:
                 for done in [pool.submit(one, draw.randrange(6), draw.random() / 10) for _ in range(240)]:
                     done.result()
             assert server.idle_within(5) and server.status()["waiting"] == 0
             assert server.post(TEXT, SHORT)[1]["choices"] == said
             sizes.append(resident(server.process.pid))
-        assert sizes[-1] <= sizes[0] * 1.02, sizes
+        assert sizes[-1] <= sizes[1] * 1.02, sizes  # the allocator has its pools after the first 480
         assert not [name for name in server.metrics() if 'status="500"' in name]
     finally:
         server.end()
