@@ -123,9 +123,10 @@ def finite_logits(llm: LLM, variant: Variant, workload: Workload, prompt: Prompt
     from soloist.config import SamplingParams
 
     room = min(llm.plan.context_length, LOGIT_TOKENS)
-    ids = list(prompt.token_ids or ())[: max(room // 2, 1)]
-    ids += llm.generate(ids, SamplingParams(temperature=0.0, max_tokens=max(room - len(ids), 1))).token_ids
-    logits = llm.logits(ids[:room])
+    written = min(GATE_TOKENS, room - 1)
+    ids = list(prompt.token_ids or ())[: room - written]
+    ids += llm.generate(ids, SamplingParams(temperature=0.0, max_tokens=written)).token_ids
+    logits = llm.logits(ids)
     return Check("logits are finite", variant.name, workload.name, bool(logits.isfinite().all()), f"{len(ids)} tokens")
 
 
