@@ -110,6 +110,15 @@ def test_unlike_runs_are_refused_and_the_fields_named() -> None:
     assert compare(a, b, ["workloads", "seed", "commit", "versions"]).code == 0
 
 
+def test_servers_of_two_engines_are_no_repetition() -> None:
+    card = dataclasses.replace(CARD, target="http")
+    a, b = (noisy_run(seed, card=card, plans={"plain": {"owned_by": owner}}) for seed, owner in ((1, "vllm"), (2, "sglang")))
+    with pytest.raises(UserError, match="server.owned_by: vllm / sglang"):
+        compare(a, b)
+    assert compare(a, b, ["server"]).subjects == {"server.owned_by": ("vllm", "sglang")}
+    assert compare(a, dataclasses.replace(b, plans=a.plans)).code == 0
+
+
 def test_single_variants_are_compared_whatever_their_names() -> None:
     """Two runs of one variant each, as two servers give: the drafter is the subject."""
     def single(name: str, drafter: str) -> RunFile:

@@ -294,6 +294,13 @@ def test_an_address_without_a_server_is_a_user_error(url: str, model: str | None
         HttpTarget(url, model, timeout_s=2)
 
 
+def test_whose_model_it_is_is_told() -> None:
+    server = FakeServer()
+    server.scripts[0] = whole(200, {"data": [{"id": "a", "owned_by": "vllm"}, {"id": "b", "owned_by": "me"}]})
+    target = HttpTarget("http://fake:1", "b", connect=server.connect, clock=server.clock)
+    assert target.plan() == {"served_model": "b", "owned_by": "me", "dialect": "not asked yet"}
+
+
 def test_a_model_that_the_server_does_not_have_is_a_user_error() -> None:
     server = FakeServer()
     with pytest.raises(UserError, match="has no model 'other'; it has fake"):

@@ -68,8 +68,8 @@ def compare(a: RunFile, b: RunFile, subjects: Sequence[str] = (), tolerance: flo
 
 
 def differences(a: RunFile, b: RunFile) -> dict[str, tuple[Any, Any]]:
-    """Name -> the two values, of every field of card and machine that differs. Names are paths such as
-    `workloads.code.output_tokens`, `variants.plain.drafter`, `machine.commit`.
+    """Name -> the two values, of every field of card, machine and server that differs. Names are paths such as
+    `workloads.code.output_tokens`, `variants.plain.drafter`, `machine.commit`, `server.owned_by`.
     """
     first, second = dict(_fields(a)), dict(_fields(b))
     missing = object()
@@ -88,6 +88,8 @@ def _fields(run: RunFile) -> Iterator[tuple[str, Any]]:
         card[kind] = {each["name"]: each for each in card[kind]}
     yield from _flat("", card)
     yield from _flat("machine", asdict(run.machine))
+    if run.card.target == "http":
+        yield from _flat("server", {name: value for plan in run.plans.values() for name, value in plan.items()})
 
 
 def _flat(path: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -101,7 +101,7 @@ class HttpTarget:
         self._port = port or (443 if self._secure else 80)
         self._path = parts.path.rstrip("/").removesuffix("/v1")
         self._api_key, self._timeout_s, self._connect, self._clock = api_key, timeout_s, connect, clock
-        self.count_text = count_text
+        self.count_text, self.owned_by = count_text, ""
         self._dialect: tuple[str, str, str] | None = None
         self.model = self._find_model(model)
 
@@ -115,8 +115,8 @@ class HttpTarget:
         yield from self._ask(prompt, sampling)
 
     def plan(self) -> dict[str, Any]:
-        """The model's name there, and how the server is spoken to."""
-        return {"served_model": self.model, "dialect": self.dialect}
+        """The model's name and owner there (vllm, sglang, ...), and how the server is spoken to."""
+        return {"served_model": self.model, "owned_by": self.owned_by, "dialect": self.dialect}
 
     def close(self) -> None:
         """Nothing stays open between requests."""
@@ -148,7 +148,8 @@ class HttpTarget:
         if error is not None:
             raise UserError(f"no server answers at {self.url} ({error}); start one, or correct --url")
         try:
-            names = [str(entry["id"]) for entry in json.loads(b"".join(data for _, data in packets))["data"]]
+            listed = {str(entry["id"]): entry for entry in json.loads(b"".join(data for _, data in packets))["data"]}
+            names = list(listed)
         except (ValueError, KeyError, TypeError) as malformed:
             if wanted is not None:
                 return wanted
@@ -157,7 +158,9 @@ class HttpTarget:
             raise UserError(f"{self.url} lists no model; name one with model=")
         if wanted is not None and names and wanted not in names:
             raise UserError(f"{self.url} has no model {wanted!r}; it has {', '.join(names)}")
-        return wanted or names[0]
+        chosen = wanted or names[0]
+        self.owned_by = str(listed.get(chosen, {}).get("owned_by", ""))
+        return chosen
 
     def _exchange(self, method: str, path: str, body: dict[str, Any] | None) -> tuple[int, list[Packet], str | None]:
         """One request: status, 0 without an answer; what came, timed since it was sent; what went wrong on the way."""
