@@ -206,3 +206,18 @@ def test_bf16_window_leaves_what_single_rows_leave(name: str, impl: str) -> None
         found = torch.cat([window(first, min(T, MOST - first)) for first in range(0, MOST, T)])
         assert torch.equal(found, alone), T
         assert all(torch.equal(drawn[key], after[key]) for key in written), T
+
+
+COUNTING = [each for each in IMPLS if CASES[each[0]][0] in (moe, kda_decode)]
+
+
+@pytest.mark.parametrize(("name", "impl"), COUNTING, ids=lambda value: value)
+def test_bf16_rows_that_do_not_count_change_no_others(name: str, impl: str) -> None:
+    op, arguments = CASES[name]
+    drawn, run = arguments(), op.impls["cuda"][impl]
+    for count in (1, 3, 9, MOST):
+        found = []
+        for rows in (None, torch.tensor([count], device="cuda")):
+            state = {key: drawn[key].clone() for key in ("history", "states") if key in drawn}
+            found.append(results(run(**drawn | state, rows=rows))[0][:count].clone())
+        assert torch.equal(*found), count
