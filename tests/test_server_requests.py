@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -134,8 +135,9 @@ def test_other_kinds_and_methods_and_bodies_too_large_are_refused() -> None:
         status, _, answer = server.ask(TEXT, text(prompt="a" * 1000))
         assert status == 413 and json.loads(answer)["error"]["code"] == "too_large"
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
-        parts = (b"x" * 400 for _ in range(4))  # of a length that is not told beforehand
-        connection.request("POST", TEXT, parts, {"content-type": "application/json"}, encode_chunked=True)
+        parts = (b"x" * 400 for _ in range(3))  # of a length that is not told beforehand
+        with suppress(BrokenPipeError):  # the answer may come before the end is sent
+            connection.request("POST", TEXT, parts, {"content-type": "application/json"}, encode_chunked=True)
         assert connection.getresponse().status == 413
         assert server.ask(TEXT, text(max_tokens=1))[0] == 200
 
