@@ -51,7 +51,8 @@ def compiled(name: str, defines: dict[str, Any], folder: Path, architecture: str
     source, image = folder / "kernel.cu", folder / "kernel.cubin"
     pdl = architecture == "sm_90"
     source.write_text(defines_text({**defines, "PDL": pdl}) + source_of(name))
-    command = [str(NVCC), f"-arch={architecture}", "-std=c++17", "-fmad=false", "-cubin", "-Xptxas", "-v", "-o", str(image), str(source)]
+    flags = [f"-arch={architecture}", "-std=c++17", "-fmad=false", "-cubin", "-Xptxas", "-v"]
+    command = [str(NVCC), *flags, "-o", str(image), str(source)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return image, done.stderr
