@@ -47,7 +47,8 @@ def folder(kind: str, odd: bool = False) -> str:
 
 
 def llm(model: str, ranks: int, **settings: Any) -> LLM:
-    return LLM(model, device="cpu", dtype="float32", context_length=64, tensor_parallel=ranks, **settings)
+    """A thread a rank: more would wait for each other on the few cores that test."""
+    return LLM(model, device="cpu", dtype="float32", context_length=64, threads=1, tensor_parallel=ranks, **settings)
 
 
 @cache
