@@ -26,7 +26,8 @@ def write_png(charts: Sequence[Chart | TimeLine], path: Path, heading: str) -> N
     head = 0.22 * len(titles) + 0.3
     figure = Figure(figsize=(5 * columns, 3.4 * rows + head), layout="constrained")
     FigureCanvasAgg(figure)
-    figure.get_layout_engine().set(rect=(0, 0, 1, 1 - head / (3.4 * rows + head)))  # type: ignore[union-attr, call-arg]
+    engine: Any = figure.get_layout_engine()  # matplotlib's types differ from release to release
+    engine.set(rect=(0, 0, 1, 1 - head / (3.4 * rows + head)))
     figure.text(0.01, 0.995, "\n".join(titles), fontsize=9, va="top", ha="left")
     for index, chart in enumerate(charts, 1):
         axes = figure.add_subplot(rows, columns, index)

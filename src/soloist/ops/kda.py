@@ -100,7 +100,7 @@ def kda(
     Returns: (o [T, H, D] fp32, its gate z [T, H, D]).   Source: Kimi Linear paper; Ling-3.0 checkpoints.
     """
     shared = (projected, conv_weight, rate, bias, lower_bound, history, states, start, live)
-    o = _attend(*shared, prefill=True) if prefill else kda_decode(*shared, rows)
+    o = kda_prefill(*shared) if prefill else kda_decode(*shared, rows)
     H, D = bias.shape
     return o, projected[:, 4 * H * D : 5 * H * D].view(-1, H, D)
 
