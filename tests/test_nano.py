@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 import pytest
 
 from soloist import LLM, SamplingParams
 from soloist.llm import Prompt
+from soloist.ops.op import Op, observed
 
 PROMPTS: tuple[Prompt, ...] = (
     "PostgreSQL indexes can be",
@@ -41,3 +45,19 @@ def test_negative_control_another_seed_writes_another_text() -> None:
 
 def test_nano_can_add_two_numbers_of_its_templates() -> None:
     assert "42" in LLM().generate(PROMPTS[1], SamplingParams(temperature=0, max_tokens=40)).text
+
+
+def test_prompt_and_rounds_call_the_ops_that_have_kernels_for_them() -> None:
+    """A prompt that bypassed its op once took the reference on a GPU, ten times as slow and without a word."""
+    called = set()
+
+    @contextmanager
+    def noted(each: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+        called.add(each.name)
+        yield
+
+    with LLM(context_length=256) as llm, observed("cpu", noted):
+        llm.generate(PROMPTS[0], SamplingParams(temperature=0, max_tokens=1))
+        assert called >= {"kda_prefill", "mla_prefill", "moe"} and not called & {"kda_decode", "mla_round"}
+        llm.generate(PROMPTS[0], SamplingParams(temperature=0, max_tokens=3))
+        assert called >= {"kda_decode", "mla_round", "finish_round"}

@@ -61,7 +61,7 @@ def run(
     branch = None if branch is None else branch.contiguous()
     outs, warps, halves = N // 2 if pairs else N, num_warps(K, head), -(-T // ROWS)
     tiles = -(-outs // (OUTS // 2 if pairs else OUTS))
-    grid = min(tiles, sms if tiles <= 8 * sms else 2 * sms)
+    grid = tiles if tiles <= 2 * sms else sms if tiles <= 8 * sms else 2 * sms  # two blocks fit, so these need no second turn
     direct = prologue == PLAIN and (tiles <= grid or halves * ROWS * K * 2 > MOST_SHARED)
     y = triton_linear.product_rows(T, outs, torch.float32 if wide else weight.dtype, x.device)
     stream = x if branch is None else torch.empty((T, K), dtype=x.dtype, device=x.device)
