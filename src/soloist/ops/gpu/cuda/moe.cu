@@ -297,8 +297,8 @@ up(const u16* stream, const u16* norm, const float* scales, const float* logits,
 constexpr int DOWN_CHUNKS = F / 32;
 constexpr int DOWN_PER_WARP = (DOWN_CHUNKS + WARPS - 1) / WARPS;
 constexpr int SLOT = WARPS * DOWN_PER_WARP * 2 * 32 * 16;  // bytes of one item's weights in the ring
-constexpr int SLOTS = SLOT * 8 <= 131072 ? 8 : 4;
-constexpr int AHEAD = DOWN_PER_WARP * HALVES <= 2 ? 8 : DOWN_PER_WARP * HALVES <= 4 ? 4 : 2;  // items whose h is in registers
+constexpr int SLOTS = SLOT * 10 <= 163840 ? 10 : 163840 / SLOT;  // one row's items, the shared one too, and one more
+constexpr int AHEAD = DOWN_PER_WARP * HALVES <= 2 ? 9 : DOWN_PER_WARP * HALVES <= 4 ? 4 : 2;  // items whose h is in registers
 
 // A lane copies the weights that it will multiply, so nobody has to wait for another.
 DEVICE void fetch_item(unsigned char* slot, const u16* weight) {

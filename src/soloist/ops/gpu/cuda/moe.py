@@ -16,7 +16,7 @@ from soloist.ops.norm_linear import Norm
 
 LOGITS = 8
 MOST_EXPERTS = 1024
-RING_BYTES = 131072
+RING_BYTES = 163840
 
 
 def choice_suits(routing: Routing) -> bool:
@@ -85,7 +85,7 @@ def _moe(
 def ring_bytes(F: int) -> int:
     """Shared memory for the down weights on their way, as SLOTS in moe.cu."""
     slot = WARPS * -(-F // CHUNK // WARPS) * 2 * 32 * 16
-    return slot * (8 if slot * 8 <= RING_BYTES else 4)
+    return slot * min(10, RING_BYTES // slot)
 
 
 def entries(
