@@ -7,10 +7,9 @@ import os
 import pytest
 import torch
 
-from soloist.ops.all_reduce import BLOCK, PeerSum, inbox_values
-
 pytest.importorskip("triton")
 
+from soloist.ops.all_reduce import BLOCK, PeerSum, inbox_values  # noqa: E402
 from soloist.ops.gpu.all_reduce import exchange  # noqa: E402
 
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="ranks take turns in the interpreter only")
