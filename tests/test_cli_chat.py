@@ -149,6 +149,7 @@ class Terminal:
         self.seen = b""
         self.pid, self.file = pty.fork()
         if self.pid == 0:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
             os.environ |= {"TERM": "xterm", "OMP_NUM_THREADS": "1"}
             command = [sys.executable, "-m", "soloist", "chat", "-m", str(folder), *flags]
             os.execv(sys.executable, command)
