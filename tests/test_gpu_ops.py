@@ -34,10 +34,10 @@ IMPLS = [
 ]
 
 
-def moved(value: Any, device: str, dtype: torch.dtype | None = None) -> Any:
-    """A drawn argument on the device; fp32 values in `dtype` where one is given."""
+def moved(value: Any, device: str) -> Any:
+    """A drawn argument on the device."""
     if isinstance(value, tuple):
-        parts = [moved(v, device, dtype) for v in value]
+        parts = [moved(v, device) for v in value]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
     if not isinstance(value, torch.Tensor):
         return value
