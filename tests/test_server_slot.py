@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -207,14 +208,19 @@ def test_a_request_that_takes_too_long_is_told_so_in_its_wait_in_its_stream_and_
     with serving(nano(), "nano", request_timeout=0.6) as server:
         status, headers, body = server.ask(TEXT, LONG)
         assert status == 504 and json.loads(body)["error"]["code"] == "timeout" and headers["x-should-retry"] == "false"
-        stream, events, _ = begun(server)
-        second = Stream(server, LONG)
-        *_, last = events
+        *_, last = begun(server)[1]
         assert last["error"]["code"] == "timeout" and last["error"]["type"] == "timeout_error"
-        assert second.head()[0] == 504
+        with contextlib.closing(nano().stream("a", SamplingParams(max_tokens=900, ignore_eos=True))) as held:
+            next(held)  # whoever reads this stream has the model: the first request waits for it, the second for the first
+            first = Stream(server, LONG)
+            while not server.status()["running"]:
+                time.sleep(0.005)
+            second = Stream(server, LONG)
+            assert second.head()[0] == 504
+        assert first.head()[0] == 504
         assert server.idle_within(1)
         assert server.post(TEXT, SHORT)[0] == 200
-        assert server.metrics()['soloist_requests_cancelled_total{reason="timeout"}'] == 3
+        assert server.metrics()['soloist_requests_cancelled_total{reason="timeout"}'] == 4
 
 
 def test_bad_traffic_leaves_no_stuck_slot_and_the_same_answers(server: Address) -> None:
