@@ -105,14 +105,15 @@ def router_kernel(
     ROUTER_TILES: tl.constexpr, LIMIT: tl.constexpr, HALVES: tl.constexpr, SLABS: tl.constexpr, WK: tl.constexpr,
     B: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Programs below ROUTER_TILES serve the router, the others the shared expert."""
+    """Programs below ROUTER_TILES serve the router, the others the shared expert where there is one."""
     pid = tl.program_id(0)
     if pid < ROUTER_TILES:
         router_rows(pid, residual_ptr, branch_ptr, norm_ptr, router_ptr, stream_ptr, scale_ptr, logits_ptr, T, E, D, eps,
                     HALVES, SLABS, WK, B, PDL)  # fmt: skip
-    else:
-        shared_rows(pid - ROUTER_TILES, residual_ptr, branch_ptr, norm_ptr, shared_ptr, h_ptr, T, F, D, eps, LIMIT,
-                    HALVES, SLABS, WK, B, PDL)  # fmt: skip
+    if shared_ptr is not None:
+        if pid >= ROUTER_TILES:
+            shared_rows(pid - ROUTER_TILES, residual_ptr, branch_ptr, norm_ptr, shared_ptr, h_ptr, T, F, D, eps, LIMIT,
+                        HALVES, SLABS, WK, B, PDL)  # fmt: skip
 
 
 @triton.jit
