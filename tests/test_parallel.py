@@ -28,7 +28,10 @@ from soloist.errors import RankLost, UserError
 from soloist.runtime.assemble import measure_exchange, resolve
 from soloist.server.generation import plan_meta
 from soloist.testing.checkpoints import write_checkpoint
+from soloist.testing.configs import CONFIGS
 from soloist.weights.checkpoint import open_checkpoint
+from tests.dspark_files import write_drafter
+from tests.naive_dspark import Facts
 
 Launcher = subprocess.Popen[str]
 
@@ -43,7 +46,11 @@ ODD: dict[str, Any] = {"num_attention_heads": 5, "num_key_value_heads": 5, "inte
 
 @cache
 def folder(kind: str, odd: bool = False) -> str:
-    return str(write_checkpoint(tempfile.mkdtemp(), kind, **(ODD if odd else {})))
+    return str(write_checkpoint(tempfile.mkdtemp(), kind, **sizes(kind, odd)))
+
+
+def sizes(kind: str, odd: bool) -> dict[str, Any]:
+    return {name: value for name, value in ODD.items() if odd and name in CONFIGS[kind]}
 
 
 def llm(model: str, ranks: int, **settings: Any) -> LLM:
@@ -82,21 +89,37 @@ def test_ranks_say_what_one_says(kind: str, ranks: int, odd: bool) -> None:
     torch.testing.assert_close(logits, answers(model)[1], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("ranks", [2, slow(4)])
-def test_ranks_say_it_with_every_drafter(tmp_path: Path, ranks: int) -> None:
+def with_dspark(model: Path, kind: str, odd: bool) -> str:
+    write_drafter(model / "dspark", Facts(), "deepspec", 6)
+    return str(write_checkpoint(model, kind, num_hidden_layers=6, **sizes(kind, odd)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "odd"),
+    [("nano", 2, False), *(slow(*each) for each in (("nano", 4, False), ("ling-mtp", 4, True), ("llama", 2, True),
+     ("llama", 4, False), ("qwen3", 2, True), ("qwen3", 4, False), ("qwen3-moe", 4, False)))],
+)  # fmt: skip
+def test_ranks_say_it_with_every_drafter(tmp_path: Path, kind: str, ranks: int, odd: bool) -> None:
     """And a request that was ended halfway leaves the ranks in step."""
-    plain = [llm("nano", 1).generate("Once upon a time", asked).token_ids for asked in (GREEDY, SAMPLED)]
+    model = kind if kind == "nano" else with_dspark(tmp_path / "model", kind, odd)
+    plain = [llm(model, 1).generate(PROMPT, asked).token_ids for asked in (GREEDY, SAMPLED)]
+    assert plain[0] != plain[1]
     script = tmp_path / "script.json"
     script.write_text(json.dumps({"script": [t if i % 3 else 0 for i, t in enumerate(plain[0])]}))
-    with llm("nano", ranks) as served:
-        for settings in ({"drafter": "ngram", "draft_width": 4}, {"drafter": "mtp"}, {"drafter": "dspark", "draft_width": 3},
-                         {"drafter": "scripted", "drafter_path": str(script), "draft_width": 5}):  # fmt: skip
-            twin = served.with_drafter(**settings)  # type: ignore[arg-type]
-            stream = twin.stream("Once upon a time", GREEDY)
+    drafters: list[dict[str, Any]] = [
+        {"drafter": "ngram", "draft_width": 4}, {"drafter": "dspark", "draft_width": 3},
+        {"drafter": "scripted", "drafter_path": str(script), "draft_width": 5},
+    ]  # fmt: skip
+    if kind in ("nano", "ling-mtp"):
+        drafters.append({"drafter": "mtp"})
+    with llm(model, ranks) as served:
+        for settings in drafters:
+            twin = served.with_drafter(**settings)
+            stream = twin.stream(PROMPT, GREEDY)
             next(stream)
             stream.close()  # type: ignore[attr-defined]
             for asked, expected in zip((GREEDY, SAMPLED), plain, strict=True):
-                assert twin.generate("Once upon a time", asked).token_ids == expected, settings
+                assert twin.generate(PROMPT, asked).token_ids == expected, settings
 
 
 @pytest.mark.multi_gpu
