@@ -174,7 +174,8 @@ def test_the_page_asks_nobody_else(server: Address) -> None:
 
 def test_a_model_without_tokenizer_serves_token_ids_and_says_what_it_cannot() -> None:
     with fresh("llama") as llm, serving(llm) as server:
-        status, answer = server.post(TEXT, {"prompt": [5, 17, 88], "max_tokens": 3, "logprobs": 1, "return_token_ids": True})
+        body = {"prompt": [5, 17, 88], "max_tokens": 3, "ignore_eos": True, "logprobs": 1, "return_token_ids": True}
+        status, answer = server.post(TEXT, body)
         assert status == 200 and len(answer["choices"][0]["token_ids"]) == 3 and answer["choices"][0]["text"] == ""
         for path, body in ((TEXT, text()), (TEXT, text(prompt=[5], stop="x")), (CHAT, chat()), ("/detokenize", {"tokens": [5]})):
             status, answer = server.post(path, body)
