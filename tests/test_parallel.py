@@ -24,7 +24,6 @@ import torch
 from soloist import LLM, SamplingParams
 from soloist.cli.answer import summary
 from soloist.config import EngineConfig
-from soloist.dist.launch import EXCHANGE_S
 from soloist.errors import RankLost, UserError
 from soloist.runtime.assemble import measure_exchange, resolve
 from soloist.server.generation import plan_meta
@@ -43,11 +42,6 @@ SHAPED = SamplingParams(temperature=0.9, seed=5, max_tokens=10, ignore_eos=True,
                         repetition_penalty=1.1, logprobs=2, min_tokens=3)  # fmt: skip
 ODD: dict[str, Any] = {"num_attention_heads": 5, "num_key_value_heads": 5, "intermediate_size": 91, "moe_intermediate_size": 25}
 """Five heads, and experts that do not divide by two, so that whole experts are shared out."""
-
-SOON_S = EXCHANGE_S / 10
-"""Who is not told of a loss waits in an exchange for EXCHANGE_S. Telling takes 2 s where the promise is 10; the limit leaves
-room for a machine that does other things.
-"""
 
 
 @cache
@@ -154,7 +148,7 @@ def test_a_rank_that_is_killed_ends_the_others_within_seconds() -> None:
         for _ in stream:
             pass
     served.close()
-    assert time.monotonic() - begun < SOON_S
+    assert time.monotonic() - begun < 10
     assert not [pid for pid in children if is_alive(pid)], "a rank lives on"
     with pytest.raises(UserError, match="closed"):
         served.generate(PROMPT, GREEDY)
@@ -172,7 +166,7 @@ def test_a_server_that_loses_a_rank_tells_the_client_and_exits() -> None:
     (child,) = children_of(server.pid)
     body = {"model": Path(folder("llama")).name, "prompt": PROMPT, "max_tokens": 400, "temperature": 0, "ignore_eos": True,
             "stream": True}  # fmt: skip
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SOON_S)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
     answer = connection.getresponse()
     first = answer.readline()
@@ -182,8 +176,8 @@ def test_a_server_that_loses_a_rank_tells_the_client_and_exits() -> None:
     assert b'"error"' in answer.read() and answer.status == 200
     drain = threading.Thread(target=server.stderr.read, daemon=True)
     drain.start()
-    assert server.wait(SOON_S) == 1
-    assert time.monotonic() - begun < SOON_S
+    assert server.wait(20) == 1
+    assert time.monotonic() - begun < 10
 
 
 def test_ranks_end_when_rank_0_is_killed() -> None:
@@ -193,7 +187,7 @@ def test_ranks_end_when_rank_0_is_killed() -> None:
     (child,) = children_of(leader.pid)
     leader.kill()
     leader.wait()
-    end = time.monotonic() + SOON_S
+    end = time.monotonic() + 10
     while is_alive(child) and time.monotonic() < end:
         time.sleep(0.05)
     assert not is_alive(child)
