@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from soloist.dist.vocabulary import Logits
+from soloist.drafters.backlog import Backlog
 from soloist.drafters.calibration import DSPARK_FILE, read_temperatures, tempered
 from soloist.drafters.drafter import Draw
 from soloist.drafters.dspark_formats import IGNORED, DraftConfig, destinations, read_draft_config
@@ -39,6 +40,7 @@ class DsparkDrafter:
         self.taps, self.draft_ids, self.temperatures = model.config.taps, draft_ids, temperatures
         self.confidence: torch.Tensor | None = None
         self.law: torch.Tensor | None = None
+        self._backlog = Backlog()
 
     def bind(self, model: Decoder, sequence: Sequence, bufs: Buffers) -> None:
         self._target, device, c = model, bufs.anchor.device, self.model.config
@@ -49,14 +51,18 @@ class DsparkDrafter:
             self.confidence = torch.ones(self.width, device=device)
 
     def reset(self) -> None:
+        self._backlog.clear()
         if self.confidence is not None:
             self.confidence.fill_(1.0)
 
     def observe(self, out: Output, following: torch.Tensor, n: torch.Tensor) -> None:
         """Rows from n on lie beyond the committed places, where no block looks."""
-        self.model.context(out.taps, out.window, self._caches)
+        if not self._backlog.takes(out, following):
+            self.model.context(out.taps, out.window, self._caches)
 
     def propose(self, bufs: Buffers, window: Window, draw: Draw) -> torch.Tensor:
+        for out, _, _ in self._backlog.passes():
+            self.model.context(out.taps, out.window, self._caches)
         ids = torch.cat((bufs.anchor, self._masks))
         hidden = self.model.block(self._target.embed(ids), window, self._caches)
         first = 0 if self.model.config.anchor_first else 1

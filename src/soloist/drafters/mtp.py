@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 
 from soloist.dist.vocabulary import Logits
+from soloist.drafters.backlog import Backlog
 from soloist.drafters.calibration import tempered
 from soloist.drafters.drafter import Draw
 from soloist.errors import UserError
@@ -34,6 +35,7 @@ class MtpDrafter:
         self.layer, self.width, self.temperatures = layer, width, temperatures
         self.confidence = None if temperatures is None else torch.ones_like(temperatures)
         self.law: torch.Tensor | None = None
+        self._backlog = Backlog()
 
     def bind(self, model: Decoder, sequence: Sequence, bufs: Buffers) -> None:
         self._model = model
@@ -42,15 +44,22 @@ class MtpDrafter:
 
     def reset(self) -> None:
         self._last.zero_()
+        self._backlog.clear()
         if self.confidence is not None:
             self.confidence.fill_(1.0)
 
     def observe(self, out: Output, following: torch.Tensor, n: torch.Tensor) -> None:
         """Rows from n on are wrong and lie where the next chain and the next window write."""
+        if not self._backlog.takes(out, following):
+            self._see(out, following, n)
+
+    def _see(self, out: Output, following: torch.Tensor, n: torch.Tensor) -> None:
         hidden = self._forward(following, out.hidden, out.window)
         self._last.copy_(hidden.index_select(0, (n - 1).clamp_min(0)))
 
     def propose(self, bufs: Buffers, window: Window, draw: Draw) -> torch.Tensor:
+        for seen in self._backlog.passes():
+            self._see(*seen)
         hidden, tokens, laws, rows = self._last, list[torch.Tensor](), list[torch.Tensor](), list[Logits]()
         for j in range(window.width):
             if j:  # the row of a drafted token lies one place before it
