@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from soloist import LLM, SamplingParams
 from soloist.llm import Output, StreamEvent
@@ -36,6 +39,12 @@ def test_a_stream_brings_what_generate_returns(llm: LLM, params: SamplingParams)
     assert [one for event in events for one in event.logprobs or ()] == (whole.logprobs or [])
     assert [event.finish_reason for event in events[:-1]] == [None] * (len(events) - 1)
     assert events[-1].finish_reason == whole.finish_reason == output.finish_reason
+
+
+@pytest.mark.parametrize("kind", [tuple, iter, torch.tensor, np.array])
+def test_ids_may_come_in_any_list_or_array(kind: Any) -> None:
+    llm = llms.shared("llama")
+    assert llm.generate(kind(PROMPT), GREEDY).token_ids == llms.greedy_ids("llama")
 
 
 def test_usage_and_rounds_count_what_happened(llm: LLM) -> None:

@@ -233,6 +233,13 @@ def test_a_terminal_that_lacks_a_letter_shows_another(folder: Path) -> None:
     assert done.returncode == 0 and done.stdout.isascii() and b"?" in done.stdout
 
 
+def test_text_and_report_keep_their_order_in_one_file(folder: Path) -> None:
+    command = [sys.executable, "-m", "soloist", "generate", "-m", str(folder), PROMPT, *SHORT]
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=buffered, text=True)
+    assert done.returncode == 0 and done.stdout.splitlines()[-1].startswith("12 tokens | ")
+
+
 def test_a_reader_that_goes_away_ends_the_program_quietly(long: Path) -> None:
     process = start(long)
     read_some(process)

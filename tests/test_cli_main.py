@@ -8,12 +8,14 @@ import os
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
 import soloist
 from soloist.cli import COMMANDS, main
 from soloist.cli.flags import Parser, engine, flag, given, sampling
+from soloist.cli.prompt import utf8_text
 from soloist.config import EngineConfig, SamplingParams
 
 ENGINE_FLAGS = (
@@ -134,6 +136,30 @@ def test_a_mistake_is_one_line_on_stderr_and_code_2(line: str, capsys: pytest.Ca
 def test_bytes_that_are_no_text_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "-m", "x", b"caf\xe9".decode(errors="surrogateescape")]) == 2
     assert "not UTF-8" in capsys.readouterr().err
+
+
+def test_a_prompt_is_read_in_an_ascii_locale_too() -> None:
+    assert utf8_text("Grüße".encode().decode("ascii", errors="surrogateescape"), "the prompt") == "Grüße"
+
+
+def test_only_words_that_no_flag_takes_are_told_of_quotes(capsys: pytest.CaptureFixture[str]) -> None:
+    for line, told in (("hi there", True), ("hi --top-k many", False), ("hi --stop", False), ("hi --rawer", False)):
+        assert main(["generate", "-m", "x", *line.split()]) == 2
+        assert ("quotes" in capsys.readouterr().err) is told, line
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no disk that is always full")
+def test_a_full_disk_is_one_line_and_code_1() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "soloist", "version"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1 and done.stderr.startswith("soloist: ") and done.stderr.count("\n") == 1
+
+
+def test_a_command_runs_with_its_streams_closed() -> None:
+    for closed, told in (("<&- >&-", ""), ("<&- 2>&-", f"soloist {soloist.__version__}\n")):
+        line = f'"{sys.executable}" -m soloist --version {closed}'
+        done = subprocess.run(line, shell=True, capture_output=True, text=True)
+        assert (done.returncode, done.stdout, done.stderr) == (0, told, "")
 
 
 def test_no_command_shows_the_commands_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:

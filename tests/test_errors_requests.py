@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from soloist import LLM, SamplingParams
 from soloist.errors import UserError
@@ -128,6 +131,12 @@ BAD_REQUESTS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "id that is a bool": ([1, True], {}, "True"),
     "text and ids mixed": ([1, "two"], {}, "two"),
     "messages and ids mixed": ([{"role": "user", "content": "hi"}, 1], {}, "prompt"),
+    "several texts": (["one", "two"], {}, "list of texts"),
+    "bytes, which list numbers": (b"\x01\x02", {}, "bytes"),
+    "ids without an order": ({1, 2}, {}, "set"),
+    "a mapping": ({"prompt": [1]}, {}, "dict"),
+    "an array of fractions": (torch.tensor([1.5]), {}, "1.5"),
+    "several arrays": (torch.ones(2, 3, dtype=torch.int64), {}, "[1, 1, 1]"),
     "no prompt": (None, {}, "prompt"),
     "a number": (5, {}, "prompt"),
     "text without a tokenizer": ("hello", {}, "tokenizer"),
@@ -145,6 +154,19 @@ def test_a_bad_request_is_refused_and_the_next_answer_is_that_of_a_fresh_engine(
         message = refusal(lambda prompt=prompt, params=params: llm.generate(prompt, SamplingParams(**params)))
         assert named in message, (what, message)
         assert llm.generate(PROMPT, GREEDY).token_ids == llms.greedy_ids(kind), what
+
+
+def test_params_of_another_type_are_refused() -> None:
+    llm = llms.shared("llama")
+    assert "SamplingParams" in refusal(lambda: llm.generate(PROMPT, {"max_tokens": 3}))  # type: ignore[arg-type]
+
+
+def test_an_llm_says_that_it_cannot_travel() -> None:
+    llm = llms.shared("llama")
+    for way in (pickle.dumps, copy.copy, copy.deepcopy):
+        assert "process" in refusal(lambda way=way: way(llm))
+    out = llm.generate(PROMPT, GREEDY)
+    assert pickle.loads(pickle.dumps(out)) == out and copy.deepcopy(GREEDY) == GREEDY
 
 
 @pytest.mark.parametrize("ids", [[], [101], [-1], [1] * 65, ["a"], "a", None, 5])

@@ -27,3 +27,8 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """With the names that are not imported yet, for those who look for them with the tab key."""
+    return sorted({*globals(), *__all__})

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import secrets
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -134,7 +133,9 @@ class LLM:
 
         cancelled: set it to end this request and no other, also before its turn has come.
         """
-        params = params or SamplingParams()
+        params = SamplingParams() if params is None else params
+        if not isinstance(params, SamplingParams):
+            raise UserError(f"params is a {type(params).__name__}; give SamplingParams(...)")
         ids = self.encode(prompt)
         if params.stop and self.tokenizer is None:
             raise UserError("stop strings need a tokenizer, and this model has none; use stop_token_ids")
@@ -255,7 +256,8 @@ class LLM:
         return twin
 
     def _twin(self, config: EngineConfig, drafter: Drafter) -> LLM:
-        twin = copy.copy(self)
+        twin = object.__new__(LLM)
+        twin.__dict__.update(self.__dict__)
         twin.config = config
         widths = in_step(width_choice(config, drafter), self._group)
         twin._engine = self._engine.drafting(drafter, widths, config.acceptance == "rejection")
@@ -307,6 +309,9 @@ class LLM:
             self.__dict__.pop("_engine", None)
             self._group.close()
 
+    def __reduce__(self) -> NoReturn:
+        raise UserError("an LLM can neither be copied nor sent to another process; make one there, with the same settings")
+
     def __enter__(self) -> LLM:
         return self
 
@@ -315,9 +320,17 @@ class LLM:
 
 
 def _items(prompt: Any) -> list[Any]:
-    if isinstance(prompt, str) or not isinstance(prompt, Iterable):
+    """What a prompt lists. Arrays of ids (torch, numpy) give plain numbers; what would give others than were meant, as
+    the letters of bytes or the order of a set, is refused.
+    """
+    refused = str | bytes | bytearray | memoryview | Mapping | Set
+    listed = prompt.tolist() if hasattr(prompt, "tolist") and not isinstance(prompt, refused) else prompt
+    if isinstance(listed, refused) or not isinstance(listed, Iterable):
         raise UserError(f"the prompt is a {type(prompt).__name__}; give text, a list of token ids, or chat messages")
-    return list(prompt)
+    items = list(listed)
+    if items and all(isinstance(item, str) for item in items):
+        raise UserError("the prompt is a list of texts; a request answers one, so call generate for each")
+    return items
 
 
 class _Answer:

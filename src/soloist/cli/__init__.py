@@ -5,6 +5,7 @@ The module has `add_flags(parser)` and `run(args) -> exit code`; its docstring i
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -38,18 +39,17 @@ commands:
 `soloist COMMAND --help` lists the flags of a command.
 """
 
-OK, LOST, USER_ERROR, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
+OK, LOST, DISK_FULL, USER_ERROR, INTERRUPTED, PIPE_CLOSED = 0, 1, 1, 2, 130, 141
 """Exit codes. The last two are what a shell reports for a program that SIGINT or SIGPIPE ended."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line, by default the process's own, and return the exit code.
 
-    A UserError becomes one line on stderr and code 2, a lost rank one line and code 1. Ctrl+C gives 130, a reader that
-    went away 141, both without a traceback.
+    A UserError becomes one line on stderr and code 2, a lost rank or a full disk one line and code 1. Ctrl+C gives 130, a
+    reader that went away 141, both without a traceback.
     """
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a letter must not end the answer
+    _prepare_streams()
     try:
         code = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
@@ -65,8 +65,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit would complain
+        _drop_output()
         return PIPE_CLOSED
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print(f"soloist: {error.filename or 'what goes to stdout'}: no space is left there; make room", file=sys.stderr)
+        _drop_output()
+        return DISK_FULL
+
+
+def _prepare_streams() -> None:
+    """A closed stream is an empty one. A letter that the terminal cannot show must not end the answer. And lines leave at
+    once, or they would stand behind later ones of stderr where both go to one file.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace", line_buffering=True)
+
+
+def _drop_output() -> None:
+    """What could not be written is not tried again, or the flush at exit would complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(argv: list[str]) -> int:

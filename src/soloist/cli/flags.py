@@ -59,6 +59,10 @@ NEEDS_TEMPERATURE = ("top_p", "top_k", "min_p", "seed")
 SHORT = {"model": ("-m",), "max_tokens": ("-n",)}
 """What fingers know from other engines."""
 
+STRAY = "unrecognized arguments: "
+"""How argparse begins to complain of words that no flag takes."""
+
+
 class Parser(argparse.ArgumentParser):
     """argparse whose complaints are one line, raised as UserError, and whose description keeps its paragraphs."""
 
@@ -76,10 +80,11 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if message.endswith("expected one argument"):
             message += " (for one that starts with a dash write --flag=VALUE)"
-        unknown = message.removeprefix("unrecognized arguments: ").split("=")[0].split(" ")[0]
+        stray = message.startswith(STRAY)
+        unknown = message.removeprefix(STRAY).split("=")[0].split(" ")[0]
         near = get_close_matches(unknown, self._option_string_actions, 1) if unknown.startswith("--") else []
         hint = f"did you mean {near[0]}?" if near else f"see `{self.prog} --help`"
-        if unknown != message and not unknown.startswith("-"):
+        if stray and not unknown.startswith("-"):
             hint = f"put text with spaces in quotes, {hint}"
         raise UserError(f"{message}; {hint}")
 

@@ -65,9 +65,10 @@ def _read_text(value: str, is_file: bool) -> str:
 
 
 def utf8_text(text: str, what: str) -> str:
-    """The shell's bytes that are no UTF-8 arrive as lone surrogates, which no tokenizer takes."""
+    """The shell's bytes that Python could not decode arrive as lone surrogates, which no tokenizer takes. In an ASCII
+    locale those may be UTF-8 all the same.
+    """
     try:
-        text.encode()
-    except UnicodeEncodeError as error:
+        return text.encode(errors="surrogateescape").decode()
+    except UnicodeError as error:
         raise UserError(f"{what} is not UTF-8 text; convert it, or use --prompt-ids") from error
-    return text

@@ -11,16 +11,26 @@ from __future__ import annotations
 import argparse
 import json
 
+KINDS = {
+    "nano": "corpus, tokenizer, main layers and NEXTN layer together",
+    "mtp": "the NEXTN layer, on the model's own text",
+    "dspark": "a DSpark drafter, on the model's own text",
+    "calibration": "a drafter's confidence, on answers to prompts",
+}
+
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """One sub-command for each thing that can be trained."""
     from soloist.train.flags import add_calibration, add_drafter, add_nano
 
-    kinds = parser.add_subparsers(dest="what", required=True, metavar="nano|mtp|dspark|calibration", parser_class=type(parser))
-    add_nano(kinds.add_parser("nano", help="corpus, tokenizer, main layers and NEXTN layer together"))
-    add_drafter(kinds.add_parser("mtp", help="the NEXTN layer, on the model's own text"), "the model with its layer")
-    add_drafter(kinds.add_parser("dspark", help="a DSpark drafter, on the model's own text"), "the drafter")
-    add_calibration(kinds.add_parser("calibration", help="of a drafter's confidence, on answers to prompts"))
+    parser.usage = f"%(prog)s {'|'.join(KINDS)} [FLAGS]"
+    kinds = parser.add_subparsers(dest="what", required=True, metavar="|".join(KINDS), parser_class=type(parser),
+                                  prog=parser.prog)  # fmt: skip
+    parsers = {kind: kinds.add_parser(kind, help=what, description=f"What is trained: {what}.") for kind, what in KINDS.items()}
+    add_nano(parsers["nano"])
+    add_drafter(parsers["mtp"], "the model with its layer")
+    add_drafter(parsers["dspark"], "the drafter")
+    add_calibration(parsers["calibration"])
 
 
 def run(args: argparse.Namespace) -> int:

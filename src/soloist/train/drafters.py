@@ -13,6 +13,7 @@ from torch import Tensor
 
 import soloist
 from soloist.errors import UserError
+from soloist.runtime.assemble import choose_device
 from soloist.train.acceptance import mean_length, ngram_proposals
 from soloist.train.calibration import calibrate
 from soloist.train.dspark import draft_shape, dspark_proposals, train_dspark
@@ -21,7 +22,6 @@ from soloist.train.export import save_model
 from soloist.train.material import Settings, prepare
 from soloist.train.model import Ling
 from soloist.train.mtp import mtp_proposals, train_mtp, with_mtp
-from soloist.train.nano import place_of
 from soloist.train.sample import Sequences, frozen
 from soloist.train.target import load_subject
 
@@ -36,7 +36,7 @@ def train_dspark_drafter(settings: Settings) -> dict[str, object]:
     Raises: UserError for a model or prompts that cannot be had.
     """
     began = time.perf_counter()
-    subject = load_subject(settings.model, place_of(settings.device))
+    subject = load_subject(settings.model, choose_device(settings.device))
     material, target = prepare(subject, settings), subject.target
     drafter = train_dspark(
         target, material.texts, material.work / "dspark", draft_shape(target, subject.mask_token_id, block=BLOCK),
@@ -61,7 +61,7 @@ def train_mtp_layer(settings: Settings) -> dict[str, object]:
     Returns: acceptance per domain, also written to `acceptance.json`.
     Raises: UserError for a model or prompts that cannot be had, and for a family whose format has no such layer.
     """
-    began, place = time.perf_counter(), place_of(settings.device)
+    began, place = time.perf_counter(), choose_device(settings.device)
     subject = load_subject(settings.model, place)
     if not isinstance(subject.target, Ling):
         family = subject.config["architectures"][0]

@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+OWN_NANO = "runs/nano"
+"""Where `train nano` writes."""
+
 
 def add_nano(parser: argparse.ArgumentParser) -> None:
     """Flags of `soloist train nano`; defaults are those of `train_nano`."""
-    parser.add_argument("--out", default="runs/nano", help="folder of the finished model (default: runs/nano)")
+    parser.add_argument("--out", default=OWN_NANO, help=f"folder of the finished model (default: {OWN_NANO})")
     parser.add_argument("--work", default="runs/work", help="folder of corpus, checkpoints and curves (default: runs/work)")
     parser.add_argument("--packages", help="folder of Debian documentation packages (.deb); needed for the first run")
     parser.add_argument("--steps", type=int, help="steps of --batch times --length tokens (default: 6000)")
@@ -20,7 +23,8 @@ def add_nano(parser: argparse.ArgumentParser) -> None:
 
 def add_drafter(parser: argparse.ArgumentParser, out: str) -> None:
     """Flags of `soloist train mtp` and `train dspark`; defaults are those of `Settings`. out: what goes into --out."""
-    parser.add_argument("--model", default="runs/nano", help="folder, .gguf file or name of the target (default: runs/nano)")
+    parser.add_argument("--model", help=f"folder, .gguf file or name of the target (default: {OWN_NANO} after `train nano`, "
+                        "otherwise nano)")  # fmt: skip
     parser.add_argument("--out", type=Path, help=f"folder of {out} (default: in or beside the model's)")
     parser.add_argument("--work", type=Path, help="folder for texts, checkpoints and curves (default: below runs/work)")
     parser.add_argument("--texts", type=int, help="texts that the target writes to train on (default: 16384)")
@@ -72,4 +76,5 @@ def train(args: argparse.Namespace) -> dict[str, object]:
     from soloist.train.material import Settings
 
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    given.setdefault("model", OWN_NANO if Path(OWN_NANO).is_dir() else "nano")
     return (train_mtp_layer if args.what == "mtp" else train_dspark_drafter)(Settings(**given))

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from soloist.errors import UserError
+from soloist.runtime.assemble import choose_device
 from soloist.train.corpus import build_pages, unpack, write_pages
 from soloist.train.data import Batches, Documents, load_documents
 from soloist.train.export import save_model
@@ -140,7 +141,7 @@ def train_nano(
         prepare(Path(packages), work, seed)
     if not (work / "corpus.json").exists():
         raise UserError(f"no corpus in {work}; pass packages, a folder of Debian documentation packages")
-    place = place_of(device)
+    place = choose_device(device)
     documents = load_documents([work / f"train-{d}.npz" for d in DOMAINS])
     model = Ling(shape or LingShape(), seed).to(place)
     if place.type == "cuda":
@@ -168,11 +169,6 @@ def train_nano(
     card["held_out_bits_per_byte"] = evaluate(model, work, length)
     (out / "training.json").write_text(json.dumps(card, indent=1) + "\n")
     return card
-
-
-def place_of(device: str) -> torch.device:
-    """The device of a name; `auto` is the GPU where there is one."""
-    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
 
 
 def write_nano(model: Ling, work: Path, out: Path, length: int) -> None:

@@ -10,6 +10,7 @@ import dataclasses
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from soloist.train.loop import autocast
 from soloist.train.model import Ling
@@ -18,6 +19,7 @@ from soloist.train.target import Target
 # sequences generated at once, and of the memory what their states may take: capturing a graph needs them twice
 MOST_AT_ONCE, STATE_SHARE = 4096, 0.25
 CPU_BYTES = 8 << 30
+QUIET_S = 5
 
 
 @dataclasses.dataclass
@@ -62,12 +64,16 @@ def write(
     seed: int,
     temperatures: tuple[float, ...] = (0.0,),
 ) -> Sequences:
-    """What the target writes after each prompt, `width` tokens in all; the temperatures take turns."""
+    """What the target writes after each prompt, `width` tokens in all; the temperatures take turns. A terminal is shown how
+    far it is: on a CPU it may take hours.
+    """
     parts, at_once = [], _at_once(target, width)
-    for start in range(0, len(prompts), at_once):
-        some = prompts[start : start + at_once]
-        heat = [temperatures[(start + i) % len(temperatures)] for i in range(len(some))]
-        parts.append(generate(target, some, width, stop_ids, heat, seed + start))
+    with tqdm(total=len(prompts), desc="writing", unit="text", delay=QUIET_S, disable=None, leave=False) as bar:
+        for start in range(0, len(prompts), at_once):
+            some = prompts[start : start + at_once]
+            heat = [temperatures[(start + i) % len(temperatures)] for i in range(len(some))]
+            parts.append(generate(target, some, width, stop_ids, heat, seed + start))
+            bar.update(len(some))
     return join(parts)
 
 
