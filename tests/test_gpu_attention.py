@@ -42,13 +42,13 @@ def test_runs_cover_every_position_once_and_do_not_depend_on_the_context() -> No
     assert [num_runs(begin) for begin in begins[1:]] == list(range(1, N))
 
 
-def in_parts(op: Op, arguments: dict[str, Any], by_row: tuple[str, ...]) -> torch.Tensor:
-    """The first and the last row of the window alone, those between them in a narrower window."""
-    T, found = arguments[by_row[0]].shape[0], []
-    for first, end in ((0, 1), (1, T - 1), (T - 1, T)):
-        own = {name: arguments[name][first:end] for name in by_row}
-        found.append(op.impls["cuda"]["triton"](**(arguments | own | {"start": arguments["start"] + first})))
-    return torch.cat(found)
+def rows_alone(op: Op, arguments: dict[str, Any], by_row: tuple[str, ...]) -> list[torch.Tensor]:
+    """The window's rows, one call each, from the first on."""
+    found = []
+    for j in range(arguments[by_row[0]].shape[0]):
+        own = {name: arguments[name][j : j + 1] for name in by_row}
+        found.append(op.impls["cuda"]["triton"](**(arguments | own | {"start": arguments["start"] + j})))
+    return found
 
 
 def on_device(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -71,7 +71,8 @@ GQA_ROWS = ("qkv", "cos", "sin", "page", "offset")
 )
 def test_row_has_the_same_bits_alone_and_in_a_window(op: Op, by_row: tuple[str, ...], case: Any) -> None:
     together = op.impls["cuda"]["triton"](**on_device(draw(case)))
-    assert torch.equal(together, in_parts(op, on_device(draw(case)), by_row))
+    alone = rows_alone(op, on_device(draw(case)), by_row)
+    assert torch.equal(together, torch.cat(alone))
 
 
 @pytest.mark.parametrize("op, caches", [(mla_round, ("latents",)), (gqa_round, ("keys", "values"))], ids=["mla", "gqa"])
@@ -91,7 +92,7 @@ def test_negative_control_a_row_sees_the_rows_before_it() -> None:
     together = mla_round.impls["cuda"]["triton"](**on_device(draw(case)))
     shifted = on_device(draw(case))
     shifted["start"] = shifted["start"] - 1
-    assert not torch.equal(together, in_parts(mla_round, shifted, MLA_ROWS))
+    assert not torch.equal(together, torch.cat(rows_alone(mla_round, shifted, MLA_ROWS)))
 
 
 @pytest.mark.parametrize("T, S, H, G, Dk, Dv", [(5, 5, 4, 4, 24, 16), (3, 9, 6, 2, 16, 16), (1, 7, 4, 2, 16, 16)])
