@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from soloist.drafters.backlog import Backlog
+from soloist.drafters import backlog as module
+from soloist.drafters.backlog import Backlog, Seen
 from soloist.drafters.drafter import Drafter
 from soloist.models.decoder import Output
 from soloist.runtime.engine import Engine
@@ -25,14 +26,14 @@ PLAIN_ROUNDS = 21
 class AtOnce(Backlog):
     """Every row is seen by itself, in its own round."""
 
-    def takes(self, out: Output, following: torch.Tensor) -> bool:
+    def _can_wait(self, out: Output) -> bool:
         return False
 
 
 class Leaky(Backlog):
     """Loses a row."""
 
-    def passes(self) -> Iterator[tuple[Output, torch.Tensor, torch.Tensor]]:
+    def passes(self) -> Iterator[Seen]:
         del self._rows[7:8]
         return super().passes()
 
@@ -73,6 +74,22 @@ def kind(request: pytest.FixtureRequest, tmp_path: Path) -> Kind:
 def test_rows_seen_later_leave_the_bits_of_rows_seen_at_once(kind: Kind) -> None:
     (late, prompt), same = kind.compared(Backlog())
     assert late == prompt and all(same) and same
+
+
+def test_rows_wait_with_the_tokens_behind_them(kind: Kind) -> None:
+    backlog = Backlog()
+    driven, _ = kind.driven(backlog)
+    following = torch.cat([each for _, each, _ in backlog.passes()])
+    assert following.tolist() == list(driven.text[-PLAIN_ROUNDS:])
+
+
+def test_no_more_rows_wait_than_may(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_ROWS", 5)
+    backlog = Backlog()
+    (late, prompt), same = kind.compared(backlog)
+    assert late == prompt and all(same) and same
+    kind.driven(backlog)
+    assert sum(len(out.ids) for out, _, _ in backlog.passes()) == PLAIN_ROUNDS % 6
 
 
 def test_negative_control_a_lost_row_is_seen_in_the_caches(kind: Kind) -> None:

@@ -15,7 +15,12 @@ import torch
 
 from soloist.config import MAX_WINDOW
 from soloist.models.decoder import Output
-from soloist.ops.gqa import Place
+
+MOST_ROWS = 1024
+"""A row holds hidden states, so they may not wait without end."""
+
+Seen = tuple[Output, torch.Tensor, torch.Tensor]
+"""What `observe` takes: out, following, n."""
 
 
 class Backlog:
@@ -27,26 +32,30 @@ class Backlog:
     def clear(self) -> None:
         self._rows.clear()
 
-    def takes(self, out: Output, following: torch.Tensor) -> bool:
-        """Keep the row of a plain round for later. False for any other pass, which must be seen at once."""
-        window = out.window
-        if window.width or window.prefill or window.positions.device.type != "cpu":
-            return False
-        self._rows.append((out, following))
-        return True
+    def add(self, out: Output, following: torch.Tensor, n: torch.Tensor) -> Iterator[Seen]:
+        """The passes that must be seen now: none for a row that can wait, otherwise all that wait and then this one."""
+        if self._can_wait(out):
+            self._rows.append((out, following))
+        else:
+            yield from self.passes()
+            yield out, following, n
 
-    def passes(self) -> Iterator[tuple[Output, torch.Tensor, torch.Tensor]]:
-        """What is kept, as `observe` takes it, in passes no longer than a window, whose rows have the bits of single ones."""
+    def passes(self) -> Iterator[Seen]:
+        """All that wait, in passes no longer than a window, whose rows have the bits of single ones."""
         rows, self._rows = self._rows, []
         for begin in range(0, len(rows), MAX_WINDOW):
             outs, following = zip(*rows[begin : begin + MAX_WINDOW], strict=True)
             yield _joined(outs), torch.cat(following), torch.tensor([len(outs)])
 
+    def _can_wait(self, out: Output) -> bool:
+        plain = out.window.width == 0 and not out.window.prefill
+        return plain and out.ids.device.type == "cpu" and len(self._rows) < MOST_ROWS
+
 
 def _joined(outs: tuple[Output, ...]) -> Output:
     windows = [out.window for out in outs]
     places = [window.place for window in windows]
-    place = Place(places[0].start, torch.cat([p.page for p in places]), torch.cat([p.offset for p in places]), None)
+    place = replace(places[0], page=torch.cat([p.page for p in places]), offset=torch.cat([p.offset for p in places]))
     window = replace(windows[-1], positions=torch.cat([w.positions for w in windows]), place=place, rows=None)
     taps = tuple(torch.cat(rows) for rows in zip(*(out.taps for out in outs), strict=True))
     return Output(torch.cat([out.ids for out in outs]), window, torch.cat([out.hidden for out in outs]), taps)

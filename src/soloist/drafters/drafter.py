@@ -47,8 +47,8 @@ class Drafter(Protocol):
     def observe(self, out: Output, following: torch.Tensor, n: torch.Tensor) -> None:
         """See a forward pass: following[j] is the token after window token j; the first n [1] rows stay.
 
-        The buffers hold the emitted tokens already, the sequence has not yet committed them. Every pass is observed,
-        also of rounds in which nothing was proposed.
+        The buffers hold the emitted tokens already, the sequence has not yet committed them. out.ids may be the anchor,
+        which has moved on. Every pass is observed, also of rounds in which nothing was proposed.
         """
         ...
 

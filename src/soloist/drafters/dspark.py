@@ -5,10 +5,12 @@ Without Markov and confidence head this is DFlash.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from soloist.dist.vocabulary import Logits
-from soloist.drafters.backlog import Backlog
+from soloist.drafters.backlog import Backlog, Seen
 from soloist.drafters.calibration import DSPARK_FILE, read_temperatures, tempered
 from soloist.drafters.drafter import Draw
 from soloist.drafters.dspark_formats import IGNORED, DraftConfig, destinations, read_draft_config
@@ -57,12 +59,14 @@ class DsparkDrafter:
 
     def observe(self, out: Output, following: torch.Tensor, n: torch.Tensor) -> None:
         """Rows from n on lie beyond the committed places, where no block looks."""
-        if not self._backlog.takes(out, following):
+        self._see(self._backlog.add(out, following, n))
+
+    def _see(self, passes: Iterable[Seen]) -> None:
+        for out, _, _ in passes:
             self.model.context(out.taps, out.window, self._caches)
 
     def propose(self, bufs: Buffers, window: Window, draw: Draw) -> torch.Tensor:
-        for out, _, _ in self._backlog.passes():
-            self.model.context(out.taps, out.window, self._caches)
+        self._see(self._backlog.passes())
         ids = torch.cat((bufs.anchor, self._masks))
         hidden = self.model.block(self._target.embed(ids), window, self._caches)
         first = 0 if self.model.config.anchor_first else 1

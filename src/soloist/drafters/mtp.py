@@ -8,10 +8,12 @@ Source: the MTP wiring of the public Ling-3.0 serving code; DeepSeek-V3 (arXiv 2
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from soloist.dist.vocabulary import Logits
-from soloist.drafters.backlog import Backlog
+from soloist.drafters.backlog import Backlog, Seen
 from soloist.drafters.calibration import tempered
 from soloist.drafters.drafter import Draw
 from soloist.errors import UserError
@@ -50,16 +52,15 @@ class MtpDrafter:
 
     def observe(self, out: Output, following: torch.Tensor, n: torch.Tensor) -> None:
         """Rows from n on are wrong and lie where the next chain and the next window write."""
-        if not self._backlog.takes(out, following):
-            self._see(out, following, n)
+        self._see(self._backlog.add(out, following, n))
 
-    def _see(self, out: Output, following: torch.Tensor, n: torch.Tensor) -> None:
-        hidden = self._forward(following, out.hidden, out.window)
-        self._last.copy_(hidden.index_select(0, (n - 1).clamp_min(0)))
+    def _see(self, passes: Iterable[Seen]) -> None:
+        for out, following, n in passes:
+            hidden = self._forward(following, out.hidden, out.window)
+            self._last.copy_(hidden.index_select(0, (n - 1).clamp_min(0)))
 
     def propose(self, bufs: Buffers, window: Window, draw: Draw) -> torch.Tensor:
-        for seen in self._backlog.passes():
-            self._see(*seen)
+        self._see(self._backlog.passes())
         hidden, tokens, laws, rows = self._last, list[torch.Tensor](), list[torch.Tensor](), list[Logits]()
         for j in range(window.width):
             if j:  # the row of a drafted token lies one place before it
