@@ -71,7 +71,8 @@ def test_a_variant_that_cannot_be_is_a_sentence(added: str, said: str) -> None:
     ("repeets=3", "did you mean repeats"), ("output_token=3", "did you mean output_tokens"), ("repeats", "must be KEY=VALUE"),
     ("drafter=ngram", "belongs to one variant"), ("variant.nobody.drafter=mtp", "no variant 'nobody'"),
     ("variant.plain.drafer=mtp", "did you mean drafter"), ("repeats=many", "must be a whole number"), ("repeats=0", "at least 1"),
-    ("seconds=-1.0", "above 0"), ("output_tokens=0", "at least 1"), ("cache=tepid", "cold, warm"),
+    ("seconds=-1.0", "above 0"), ("seconds=nan", "above 0"), ("seconds=inf", "and end"),
+    ("output_tokens=0", "at least 1"), ("cache=tepid", "cold, warm"),
     ("variant.plain.drafter=magic", "not one of none"), ("variant.plain.drafter=mtp", "acceptance=off goes with"),
     ("variant.NEXTN.accept_length=2.0", "go together"), ("temperature=-1.0", "temperature"), ("weights=x", "unknown key"),
 ])  # fmt: skip

@@ -287,6 +287,7 @@ def test_flags_of_bench_are_frozen(what: str) -> None:
     ("bench run demo --set repeets=3", "did you mean repeats"), ("bench run demo --variant X", "the card has plain"),
     ("bench run demo --workload X", "the card has six manners"), ("bench run demo --add X", "must be NAME:KEY=VALUE"),
     ("bench run demo --reference nano", "give its --url"), ("bench run demo --output /no/x.json", "no folder"),
+    ("bench run demo --output tests", "is a folder"), ("bench run demo --output /proc/x.json", "/proc"),
     ("bench run demo --url http://h --variant a --variant b", "one way"), ("bench compare a.json", "required"),
     ("bench compare /no/a.json /no/b.json", "cannot be read"), ("bench report /no/a.json", "cannot be read"),
     ("bench run demo --set model=/nowhere", "/nowhere"),

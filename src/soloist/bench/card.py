@@ -9,6 +9,7 @@ item; and unless they are given, a variant with `accept_length` has drafter `scr
 from __future__ import annotations
 
 import dataclasses
+import math
 import tomllib
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
@@ -141,8 +142,8 @@ def check(card: Card, source: str) -> None:
     for name, value, least in (("repeats", card.repeats, 1), ("warm_up", card.warm_up, 0)):
         if value < least:
             raise UserError(f"{source}: {name}={value} must be at least {least}")
-    if card.seconds is not None and card.seconds <= 0:
-        raise UserError(f"{source}: seconds={card.seconds:g} must be above 0")
+    if card.seconds is not None and not 0 < card.seconds < math.inf:
+        raise UserError(f"{source}: seconds={card.seconds:g} must be above 0, and end")
     for workload in card.workloads:
         _check_workload(workload, f"{source}: workload {workload.name}")
     for variant in card.variants:

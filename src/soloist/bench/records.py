@@ -370,10 +370,28 @@ class RunFile:
 
     def write(self, path: Path) -> None:
         """Without the blocks. Through a second file: a run that ends while it writes must not lose the one before."""
-        draft = path.with_name(path.name + ".part")
+        draft = draft_path(path)
         lean = replace(self, requests=tuple(replace(r, blocks=()) for r in self.requests))
         draft.write_text(json.dumps(asdict(lean), indent=1) + "\n")
         draft.replace(path)
+
+
+def draft_path(path: Path) -> Path:
+    """What becomes the result once it is whole."""
+    return path.with_name(path.name + ".part")
+
+
+def check_writable(path: Path) -> None:
+    """Before anything is measured.   Raises: UserError where the result could not be written."""
+    if not path.parent.is_dir():
+        raise UserError(f"--output {path}: there is no folder {path.parent}; make it first")
+    if path.is_dir():
+        raise UserError(f"--output {path}: is a folder; name a file in it")
+    try:
+        draft_path(path).touch()
+        draft_path(path).unlink()
+    except OSError as error:
+        raise UserError(f"--output {path}: {error.strerror}; name a place that can be written") from error
 
 
 def rounds_path(path: Path) -> Path:

@@ -100,8 +100,10 @@ def _run(args: argparse.Namespace) -> int:
     elif len(args.variant) > 1:
         raise UserError("a server runs one way; give one --variant with --url")
     output = args.output or free_path(f"bench-{card.name}")
-    if not output.parent.is_dir():
-        raise UserError(f"--output {output}: there is no folder {output.parent}; make it first")
+
+    from soloist.bench.records import check_writable
+
+    check_writable(output)
 
     from soloist.bench.prepare import Server, narrowed
     from soloist.bench.run import run_card
