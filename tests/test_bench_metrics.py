@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from soloist.bench.decode import from_dict
+from soloist.bench.files import read_run, request_lines, rounds_path
 from soloist.bench.flags import flags_table
 from soloist.bench.metrics import METRICS, acceptance_places, definitions_table
 from soloist.bench.recording import Place, record_events
-from soloist.bench.records import Block, Card, RequestRecord, RoundBytes, read_run, round_lines, rounds_path
+from soloist.bench.records import Block, Card, RequestRecord, RoundBytes
 from soloist.bench.stats import distribution, ratio, sign_flip_p, trend_percent
 from soloist.bench.summarise import summarise
 from soloist.bench.target import Ending, Event
@@ -183,10 +184,10 @@ def test_a_run_comes_back_from_its_files_as_it_was(tmp_path: Path) -> None:
     run = run_of((observed(), record(1), observed()))
     run.write(tmp_path / "a.json")
     assert [r.blocks for r in read_run(tmp_path / "a.json").requests] == [(), (), ()]
-    lines = "".join(round_lines(i, r) for i, r in enumerate(run.requests))
+    lines = "".join(line for i, r in enumerate(run.requests) for line in request_lines(i, r))
     rounds_path(tmp_path / "a.json").write_text(lines)
     assert read_run(tmp_path / "a.json") == run
-    assert len(lines.splitlines()) == 8 and run.requests[0].blocks[1] == Block(30.0, 4, 3, 3, 18.0)
+    assert len(lines.splitlines()) == 8 + 3 and run.requests[0].blocks[1] == Block(30.0, 4, 3, 3, 18.0)
 
 
 @pytest.mark.parametrize("content, said", [

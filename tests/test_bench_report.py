@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from soloist.bench.records import Block, RequestRecord, RunFile, Variant, round_lines, rounds_path
+from soloist.bench.files import request_lines, rounds_path
+from soloist.bench.records import Block, RequestRecord, RunFile, Variant
 from soloist.bench.report import write_report
 from soloist.cli import main
 from tests.bench_runs import CARD, noisy_requests, run_of
@@ -27,7 +28,7 @@ def with_rounds(request: RequestRecord) -> RequestRecord:
 
 def written(run: RunFile, path: Path) -> Path:
     run.write(path)
-    rounds_path(path).write_text("".join(round_lines(i, r) for i, r in enumerate(run.requests)))
+    rounds_path(path).write_text("".join(line for i, r in enumerate(run.requests) for line in request_lines(i, r)))
     return path
 
 

@@ -5,22 +5,23 @@ from __future__ import annotations
 import dataclasses
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from soloist.bench.card import card_of
+from soloist.bench.files import read_run, rounds_path
 from soloist.bench.flags import find_flags
 from soloist.bench.inprocess import InProcess
 from soloist.bench.pinned import pinned_script, round_lengths
 from soloist.bench.prepare import Server, prepare, prepare_server
 from soloist.bench.recording import record_events
-from soloist.bench.records import Condition, RunFile, Variant, Workload, read_run
+from soloist.bench.records import Condition, RunFile, Variant, Workload
 from soloist.bench.run import run, run_card
 from soloist.bench.table import run_lines
-from soloist.bench.target import Prompt
+from soloist.bench.target import Event, Prompt
 from soloist.bench.texts import ELSEWHERE, regret
 from soloist.cli import main
 from soloist.errors import UserError
@@ -84,6 +85,63 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     kept = read_run(tmp_path / "x.json")
     assert kept == found and len(kept.requests[0].blocks) == 16
     assert "PARTIAL" in "\n".join(run_lines(kept))
+
+
+class Refusing(Clockwork):
+    """Its fourth measured request is refused."""
+
+    def serve(self, prompt: Prompt, sampling: Mapping[str, Any]) -> Iterator[Event]:
+        if len(self.served) == 4:
+            raise UserError("no room")
+        yield from super().serve(prompt, sampling)
+
+
+def test_a_refusal_on_the_way_keeps_what_was_measured(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no room; the 7 requests measured before are in .*x.json"):
+        run(clockwork_bench(Clockwork(10.0), Refusing(5.0)), tmp_path / "x.json")
+    kept = read_run(tmp_path / "x.json")
+    assert kept.partial and len(kept.requests) == 7 and all(len(r.blocks) == 16 for r in kept.requests)
+
+
+class Killed(BaseException):
+    """Stands for what lets a process write nothing more."""
+
+
+def test_a_killed_run_loses_only_the_request_in_flight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The summary was written once, after the first request; the rest is read from the rounds, where half a line is no line."""
+    stopped, writes = Clockwork(5.0), list[int]()
+
+    def write_once(self: RunFile, path: Path) -> None:
+        writes.append(len(self.requests))
+        if len(writes) > 1:
+            raise Killed
+        original(self, path)
+
+    original = RunFile.write
+    stopped.interrupt_at = 6
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(RunFile, "write", write_once)
+        run(clockwork_bench(Clockwork(10.0), stopped), tmp_path / "x.json")
+    assert writes == [1, 11] and len(json.loads((tmp_path / "x.json").read_text())["requests"]) == 1
+    with rounds_path(tmp_path / "x.json").open("a") as rounds:
+        rounds.write('{"request":11,"t_ms":5')
+    kept = read_run(tmp_path / "x.json")
+    assert kept.partial and len(kept.requests) == 11 and all(len(r.blocks) == 16 for r in kept.requests)
+    assert [s.requests for s in kept.summaries] == [6, 5] and "11 requests were measured" in {f.detail for f in kept.flags}
+    assert [check.detail for check in kept.checks] == ["6 of 6 answers", "5 of 5 answers"]
+    whole = run(clockwork_bench(Clockwork(10.0), Clockwork(5.0)), tmp_path / "y.json")
+    assert [dataclasses.replace(r, at_s=0.0) for r in kept.requests] == [
+        dataclasses.replace(r, at_s=0.0) for r in whole.requests[:11]
+    ]
+
+
+def test_a_run_that_measures_nothing_leaves_the_one_before(tmp_path: Path) -> None:
+    before = run(clockwork_bench(Clockwork(10.0), Clockwork(5.0)), tmp_path / "x.json")
+    stopped = Clockwork(5.0)
+    stopped.interrupt_at = 0
+    with pytest.raises(KeyboardInterrupt):
+        run(clockwork_bench(stopped, Clockwork(5.0)), tmp_path / "x.json")
+    assert read_run(tmp_path / "x.json") == before and sorted(p.name for p in tmp_path.iterdir()) == ["x.json", "x.rounds.jsonl"]
 
 
 def test_ctrl_c_before_the_first_measurement_ends_the_command(tmp_path: Path) -> None:

@@ -35,6 +35,9 @@ FLAGS = {
     "uncommitted changes": "the code that ran is in no commit",
 }
 
+OF_PROMPTS = ("repetitive prompts", "random prompts")
+"""Found before a request is sent, see `prompt_flags`; the others follow from a run's records."""
+
 COLD, DRIFT, SCATTER, CLOCK, BUSY = 1.5, 5.0, 0.10, 0.03, 0.15
 TILED, RANDOM = 0.4, 0.985
 """`prompts.orderliness` below and above which prompts are unlike text."""

@@ -1,10 +1,9 @@
 """What a benchmark run leaves behind: the schema of its JSON file, version SCHEMA_VERSION.
 
 A RunFile is one JSON object whose keys are the fields below, read back strictly: an unknown or missing key is an error.
-The blocks of its requests are not in it but in a JSONL file beside it, one round a line (`rounds_path`), written as the
-requests end. Everything but the time line of a request can be had without that file. Times are milliseconds on a
-monotonic clock, sizes are bytes. None means "not known", never zero. What a number means is written in `metrics.py`;
-this file says what was observed.
+The blocks of its requests are not in it but in a JSONL file beside it, one round a line, see `files.py`. Everything but
+the time line of a request can be had without that file. Times are milliseconds on a monotonic clock, sizes are bytes.
+None means "not known", never zero. What a number means is written in `metrics.py`; this file says what was observed.
 """
 
 from __future__ import annotations
@@ -16,10 +15,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from soloist.bench.decode import from_dict
-from soloist.errors import UserError
+SCHEMA_VERSION = 2
+READABLE = (1, 2)
+"""Versions that can be read: in 1 the machine and its conditions had fewer fields."""
 
-SCHEMA_VERSION = 1
+UNKNOWN = "unknown"
+"""Hash of weights or of a tokenizer that only a server has."""
 
 ACCEPTANCES = ("real", "pinned", "off")
 """Where accepted tokens come from: the drafter's own skill; a script with a wanted mean length, which is synthetic and
@@ -81,7 +82,7 @@ class Variant:
 class Card:
     """Everything that must be equal for two results to be comparable, as far as a person decides it.
 
-    weights: hash of the weights, `random weights, seed N`, or `unknown` behind a foreign server. target: `in-process` or
+    weights: hash of the weights, `random weights, seed N`, or UNKNOWN behind a foreign server. target: `in-process` or
     `http`. warm_up: requests before the first measured one, with prompts of their own. repeats: how often every prompt
     runs in every variant, interleaved. seconds: run the prompts again until this time is over, None = `repeats` times.
     """
@@ -91,8 +92,8 @@ class Card:
     workloads: tuple[Workload, ...]
     variants: tuple[Variant, ...]
     target: str = "in-process"
-    weights: str = "unknown"
-    tokenizer: str = "unknown"
+    weights: str = UNKNOWN
+    tokenizer: str = UNKNOWN
     seed: int = 0
     warm_up: int = 1
     repeats: int = 1
@@ -364,6 +365,11 @@ class RunFile:
     partial: bool
     passed: bool
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether a variant ran on a GPU of this machine, as far as the plans tell."""
+        return any(str(plan.get("device", "")).startswith("cuda") for plan in self.plans.values())
+
     def of(self, variant: str, workload: str) -> Iterator[RequestRecord]:
         """Measured requests of one variant on one workload, in the order in which they ran."""
         return (r for r in self.requests if r.variant == variant and r.workload == workload)
@@ -372,67 +378,13 @@ class RunFile:
         """Without the blocks. Through a second file: a run that ends while it writes must not lose the one before."""
         draft = draft_path(path)
         lean = replace(self, requests=tuple(replace(r, blocks=()) for r in self.requests))
-        draft.write_text(json.dumps(asdict(lean), indent=1) + "\n")
-        draft.replace(path)
+        try:
+            draft.write_text(json.dumps(asdict(lean), indent=1) + "\n")
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
 
 
 def draft_path(path: Path) -> Path:
     """What becomes the result once it is whole."""
     return path.with_name(path.name + ".part")
-
-
-def check_writable(path: Path) -> None:
-    """Before anything is measured.   Raises: UserError where the result could not be written."""
-    if not path.parent.is_dir():
-        raise UserError(f"--output {path}: there is no folder {path.parent}; make it first")
-    if path.is_dir():
-        raise UserError(f"--output {path}: is a folder; name a file in it")
-    try:
-        draft_path(path).touch()
-        draft_path(path).unlink()
-    except OSError as error:
-        raise UserError(f"--output {path}: {error.strerror}; name a place that can be written") from error
-
-
-def rounds_path(path: Path) -> Path:
-    """Where the blocks of a run lie: demo.json -> demo.rounds.jsonl."""
-    return path.with_suffix(".rounds.jsonl")
-
-
-def round_lines(request: int, record: RequestRecord) -> str:
-    """The lines of one request, which is number `request` of the run."""
-    lines = (json.dumps({"request": request, **asdict(block)}, separators=(",", ":")) for block in record.blocks)
-    return "".join(f"{line}\n" for line in lines)
-
-
-def read_run(path: Path) -> RunFile:
-    """Raises: UserError for a file that cannot be read, is not a run, or is of another schema version."""
-    try:
-        content = json.loads(path.read_text())
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise UserError(f"{path}: is not JSON ({error}); give a file that `soloist bench run --output` wrote") from error
-    if not isinstance(content, dict) or "schema_version" not in content:
-        raise UserError(f"{path}: is not a benchmark run; give a file that `soloist bench run --output` wrote")
-    if content["schema_version"] != SCHEMA_VERSION:
-        raise UserError(
-            f"{path}: has schema version {content['schema_version']}, this soloist reads {SCHEMA_VERSION}; run the card again"
-        )
-    run = from_dict(RunFile, content, str(path))
-    rounds = rounds_path(path)
-    return _with_blocks(run, rounds) if rounds.exists() else run
-
-
-def _with_blocks(run: RunFile, path: Path) -> RunFile:
-    blocks: dict[int, list[Block]] = {}
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        where = f"{path}:{number}"
-        try:
-            content = json.loads(line)
-            request = content.pop("request")
-        except (ValueError, KeyError, AttributeError) as error:
-            raise UserError(f"{where}: is not a round; delete the file, and read the run without its rounds") from error
-        blocks.setdefault(request, []).append(from_dict(Block, content, where))
-    requests = (replace(r, blocks=tuple(blocks.get(i, ()))) for i, r in enumerate(run.requests))
-    return replace(run, requests=tuple(requests))

@@ -7,7 +7,8 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 
-from soloist.bench.records import RunFile, read_run
+from soloist.bench.files import read_run
+from soloist.bench.records import RunFile
 from soloist.bench.svg import chart_svg, legend, time_line_svg
 from soloist.bench.transfer import Transfer, transfers
 from soloist.bench.view import (

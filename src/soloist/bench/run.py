@@ -1,7 +1,7 @@
 """Run a card: prepare, warm up, measure the variants in turn (ABAB...), check the texts, sum up.
 
-Every request's rounds go to the JSONL file when it ends, and the JSON file is written again every minute, so whatever ends
-the run early leaves a file that says `partial` and holds what was measured.
+Every request and its rounds go to the JSONL file when it ends, and the JSON file is written again every minute, so whatever
+ends the run early leaves files that say `partial` and hold what was measured.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from tqdm import tqdm
 
 import soloist
 from soloist.bench.card import sampling_params
-from soloist.bench.flags import find_flags, prompt_flags
+from soloist.bench.conclude import conclude
+from soloist.bench.files import Journal
+from soloist.bench.flags import prompt_flags
 from soloist.bench.inprocess import InProcess
 from soloist.bench.limit import counted_bytes, memory_rate, plain_bytes
 from soloist.bench.machine import Conditions
@@ -36,11 +38,9 @@ from soloist.bench.records import (
     RunFile,
     Variant,
     Workload,
-    round_lines,
-    rounds_path,
 )
-from soloist.bench.summarise import summarise_run, verdicts_of
-from soloist.bench.texts import Reference, finite_logits, greedy_after_sampled, text_checks
+from soloist.bench.texts import Reference, finite_logits, greedy_after_sampled
+from soloist.errors import UserError
 from soloist.ops.op import chosen_ops
 
 SAVE_S, SAVE_SHARE = 60.0, 0.02
@@ -61,50 +61,60 @@ class Results:
 def run(bench: Bench, output: Path, command: str = "", progress: bool = False) -> RunFile:
     """Run it all and write `output`, and the rounds beside it. Ctrl+C ends the measuring and keeps what there is.
 
-    Raises: KeyboardInterrupt if nothing was measured yet.
+    Raises: KeyboardInterrupt if nothing was measured yet; UserError for what a target refuses on the way, which keeps what
+    was measured too.
     """
     started, begun = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), time.perf_counter()
-    results, reference, next_save = Results(), Reference(bench.reference), begun + SAVE_S
+    results = Results()
     read_rate = memory_rate(bench.model) if bench.model is not None else None
 
     def result(partial: bool) -> RunFile:
         return _run_file(bench, results, command, started, time.perf_counter() - begun, read_rate, partial)
 
-    with Conditions(bench.gpus) as conditions, rounds_path(output).open("w") as rounds:
+    with Conditions(bench.gpus) as conditions, Journal(output) as journal:
         results.conditions.append(conditions.read())
-        for workload in bench.card.workloads:
-            results.flags += prompt_flags(workload.name, bench.prompts[workload.name][: workload.num_prompts])
-            for variant, target in _in_process(bench):
-                if variant.acceptance == "off":
-                    results.moved[variant.name, workload.name] = (plain_bytes(target.llm),)
-        partial = True
+        ended = False
         try:
-            steps = list(_warm_ups(bench.card))
-            for workload, variant, index in tqdm(steps, "warm-up", disable=None if progress else True, leave=False):
-                sampling = sampling_params(workload, bench.card.seed)
-                record_events(
-                    bench.targets[variant.name].serve(bench.prompts[workload.name][index], sampling),
-                    Place(variant.name, workload.name, "", index, 0, 0.0),
-                )
-            measured_s = conditions.now_s
-            for number, record in enumerate(_measure(bench, reference, conditions, results, progress)):
+            _warm_up(bench, results, progress)
+            measured_s, next_save = conditions.now_s, 0.0
+            for record in _measure(bench, conditions, results, progress):
                 results.requests.append(record)
-                rounds.write(round_lines(number, record))
+                journal.add(record)
                 if (now := time.perf_counter()) > next_save:
-                    rounds.flush()
                     result(True).write(output)
                     next_save = time.perf_counter() + max(SAVE_S, (time.perf_counter() - now) / SAVE_SHARE)
             results.conditions += [*conditions.extremes(measured_s, conditions.now_s), conditions.read()]
             results.checks += _gates(bench)
             results.moved |= _counted(bench, results)
-            partial = False
+            ended = True
         except KeyboardInterrupt:
             if not results.requests:
                 raise
-        results.conditions.append(conditions.read())
-    done = result(partial)
-    done.write(output)
+        except UserError as error:
+            kept = f"; the {len(results.requests)} requests measured before are in {output}" if results.requests else ""
+            raise UserError(f"{error}{kept}") from error
+        finally:
+            if results.requests or ended:
+                results.conditions.append(conditions.read())
+                done = result(not ended)
+                done.write(output)
     return done
+
+
+def _warm_up(bench: Bench, results: Results, progress: bool) -> None:
+    """What is known before anything is measured, and the requests that nobody measures."""
+    for workload in bench.card.workloads:
+        results.flags += prompt_flags(workload.name, bench.prompts[workload.name][: workload.num_prompts])
+        for variant, target in _in_process(bench):
+            if variant.acceptance == "off":
+                results.moved[variant.name, workload.name] = (plain_bytes(target.llm),)
+    steps = list(_warm_ups(bench.card))
+    for workload, variant, index in tqdm(steps, "warm-up", disable=None if progress else True, leave=False):
+        sampling = sampling_params(workload, bench.card.seed)
+        record_events(
+            bench.targets[variant.name].serve(bench.prompts[workload.name][index], sampling),
+            Place(variant.name, workload.name, "", index, 0, 0.0),
+        )
 
 
 def _warm_ups(card: Card) -> Iterator[tuple[Workload, Variant, int]]:
@@ -126,11 +136,9 @@ def _order(card: Card) -> Iterator[tuple[Workload, int, int, Variant]]:
                 yield workload, repeat, prompt, variant
 
 
-def _measure(
-    bench: Bench, reference: Reference, conditions: Conditions, results: Results, progress: bool
-) -> Iterator[RequestRecord]:
+def _measure(bench: Bench, conditions: Conditions, results: Results, progress: bool) -> Iterator[RequestRecord]:
     """The measured requests, one after another."""
-    card = bench.card
+    card, reference = bench.card, Reference(bench.reference)
     total = sum(w.num_prompts for w in card.workloads) * len(card.variants) * card.repeats
     timed = {"total": total, "unit": "request"}
     if card.seconds is not None:
@@ -192,32 +200,28 @@ def _counted(bench: Bench, results: Results) -> dict[tuple[str, str], tuple[Roun
 def _run_file(
     bench: Bench, results: Results, command: str, started: str, duration_s: float, read_rate: float | None, partial: bool
 ) -> RunFile:
-    card, requests = bench.card, results.requests
-    checks = [*results.checks, *text_checks(card, requests, bench.reference is not None)]
-    summaries = summarise_run(card, requests, results.moved, read_rate)
-    flags = find_flags(card, bench.machine, results.conditions, requests, summaries, partial, bench.on_gpu)
-    plans = {name: target.plan() for name, target in bench.targets.items()}
-    return RunFile(
+    found = RunFile(
         schema_version=SCHEMA_VERSION,
         soloist=soloist.__version__,
-        card=card,
-        card_hash=card.hash(),
+        card=bench.card,
+        card_hash=bench.card.hash(),
         command=command,
         started=started,
         duration_s=duration_s,
         machine=bench.machine,
         conditions=tuple(results.conditions),
-        plans=plans,
+        plans={name: target.plan() for name, target in bench.targets.items()},
         ops=chosen_ops() if bench.model is not None else {},
         read_rate=read_rate,
-        requests=tuple(requests),
-        summaries=summaries,
-        verdicts=verdicts_of(card, requests),
-        checks=tuple(checks),
-        flags=(*flags, *results.flags),
+        requests=tuple(results.requests),
+        summaries=(),
+        verdicts=(),
+        checks=tuple(results.checks),
+        flags=tuple(results.flags),
         partial=partial,
-        passed=all(check.passed is not False for check in checks) and not any(r.error for r in requests),
+        passed=True,
     )
+    return conclude(found, results.moved)
 
 
 def run_card(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from soloist.bench.recording import Answer, Place, record_events
-from soloist.bench.records import Card, Check, RequestRecord, Variant, Workload
+from soloist.bench.records import UNKNOWN, Card, Check, RequestRecord, Variant, Workload
 from soloist.bench.target import Prompt, Target
 
 if TYPE_CHECKING:
@@ -130,10 +130,14 @@ def finite_logits(llm: LLM, variant: Variant, workload: Workload, prompt: Prompt
     return Check("logits are finite", variant.name, workload.name, bool(logits.isfinite().all()), f"{len(ids)} tokens")
 
 
-def text_checks(card: Card, requests: Sequence[RequestRecord], reference: bool) -> list[Check]:
-    """One for every variant and workload, from the records. reference: whether a server's text was compared with ours."""
-    of_itself = card.target == "http" and not reference
-    name = "the server repeats itself" if of_itself else "text is that of plain decoding"
+TEXT_CHECKS = OF_ITSELF, OF_PLAIN = "the server repeats itself", "text is that of plain decoding"
+
+
+def text_checks(card: Card, requests: Sequence[RequestRecord]) -> list[Check]:
+    """One for every variant and workload, from the records. Behind a server the weights are known if its text was compared
+    with ours.
+    """
+    name = OF_ITSELF if card.target == "http" and card.weights == UNKNOWN else OF_PLAIN
     found = []
     for workload in card.workloads:
         for variant in card.variants:

@@ -101,7 +101,7 @@ def _run(args: argparse.Namespace) -> int:
         raise UserError("a server runs one way; give one --variant with --url")
     output = args.output or free_path(f"bench-{card.name}")
 
-    from soloist.bench.records import check_writable
+    from soloist.bench.files import check_writable
 
     check_writable(output)
 
@@ -125,7 +125,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _compare(args: argparse.Namespace) -> int:
     from soloist.bench.compare import compare
-    from soloist.bench.records import read_run
+    from soloist.bench.files import read_run
     from soloist.bench.table import comparison_lines
 
     found = compare(read_run(args.a), read_run(args.b), args.subject, args.tolerance)
