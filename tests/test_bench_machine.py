@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -10,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from soloist.bench.flags import find_flags
 from soloist.bench.machine import SAMPLED, Conditions, git_state, read_machine
+from soloist.bench.view import conditions_table, machine_table
+from tests.bench_runs import CARD, MACHINE, noisy_run
 
 
 def sampled(*rows: tuple[float, float, float, str]) -> Conditions:
@@ -43,6 +47,54 @@ def test_the_machine_is_named() -> None:
     with Conditions() as conditions:
         now = conditions.read()
     assert now.t_s >= 0.3 and (now.load is None or now.load >= 0)
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+CPU, RAPL = "sys/devices/system/cpu", "sys/class/powercap/intel-rapl:0"
+BARE = {
+    f"{CPU}/cpu0/cpufreq/scaling_governor": "powersave\n", f"{CPU}/cpu0/cpufreq/scaling_cur_freq": "3400000\n",
+    f"{CPU}/cpu1/cpufreq/scaling_cur_freq": "1200000\n", f"{CPU}/cpu0/thermal_throttle/core_throttle_count": "4\n",
+    f"{CPU}/cpu0/thermal_throttle/package_throttle_count": "3\n", f"{RAPL}/energy_uj": "9000000\n",
+    f"{RAPL}/max_energy_range_uj": "10000000\n", f"{RAPL}/intel-rapl:0:0/energy_uj": "500\n",
+    "proc/meminfo": "MemTotal: 1024 kB\n", "proc/loadavg": "0.25 0.1 0.1 1/9 9\n",
+}  # fmt: skip
+"""Of a machine that is not virtual."""
+
+
+def test_a_cpu_tells_its_clock_its_heat_and_its_energy(tmp_path: Path) -> None:
+    write(tmp_path, BARE)
+    machine, conditions = read_machine(1, tmp_path), Conditions(None, tmp_path)
+    assert machine.governor == "powersave"
+    assert not {"governor", "cpu_clock_mhz", "cpu_throttled", "cpu_energy", "memory_bytes"} & set(machine.unknown)
+    mark, first = conditions.mark(), conditions.read()
+    assert (first.cpu_clock_mhz, first.cpu_throttled, first.load) == ((1200.0, 3400.0), 7, 0.25)
+    write(tmp_path, {f"{RAPL}/energy_uj": "9500000", f"{CPU}/cpu0/thermal_throttle/core_throttle_count": "6"})
+    assert conditions.energy_since(mark) == pytest.approx(0.5)
+    write(tmp_path, {f"{RAPL}/energy_uj": "250000"})  # the counter began anew
+    assert conditions.energy_since(mark) == pytest.approx(1.25)
+    assert Conditions((), tmp_path).energy_since(mark) is None  # what a CPU takes while GPUs compute is not the model's
+    heat = find_flags(CARD, MACHINE, (first, conditions.read()), (), (), False, False)
+    assert [(f.kind, f.detail) for f in heat] == [("throttled", "heat held a CPU down 2 times")]
+    assert not find_flags(CARD, MACHINE, (first, first), (), (), False, False)
+
+
+def test_what_a_machine_does_not_tell_has_its_reason_in_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    machine = read_machine(1, tmp_path)
+    assert {"governor", "cpu_clock_mhz", "cpu_throttled", "cpu_energy", "memory_bytes", "driver"} <= set(machine.unknown)
+    silent = Conditions(None, tmp_path).read()
+    found = dataclasses.replace(noisy_run(1), machine=machine, conditions=(silent, silent))
+    rows = {name: value for table in (machine_table(found), conditions_table(found)) for name, value in table.rows}
+    for name, reason in (("governor", "no governor"), ("versions.driver", "no nvidia-smi"), ("memory_bytes", "no /proc/meminfo"),
+                         ("GPU clock, MHz", "no nvidia-smi"), ("CPU clock, MHz", "virtual"), ("CPU energy", "RAPL"),
+                         ("CPU held down by heat, times", "does not count")):  # fmt: skip
+        assert reason in rows[name], (name, rows[name])
+    assert not any(value in ("-", "None", "") for value in rows.values()), rows
 
 
 DRIVER = """#!/bin/bash

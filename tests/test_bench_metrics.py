@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+import re
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,11 @@ import pytest
 from soloist.bench.decode import from_dict
 from soloist.bench.files import read_run, request_lines, rounds_path
 from soloist.bench.flags import flags_table
+from soloist.bench.machine import Conditions
 from soloist.bench.metrics import METRICS, acceptance_places, definitions_table
 from soloist.bench.recording import Place, record_events
-from soloist.bench.records import Block, Card, RequestRecord, RoundBytes
+from soloist.bench.records import Block, Card, Flag, RequestRecord, RoundBytes
+from soloist.bench.schema import schema_document
 from soloist.bench.stats import distribution, ratio, sign_flip_p, trend_percent
 from soloist.bench.summarise import summarise
 from soloist.bench.target import Ending, Event
@@ -216,3 +219,22 @@ def test_definitions_in_the_docs_are_those_of_the_code() -> None:
     text = (Path(__file__).parents[1] / "docs" / "measurement.md").read_text()
     assert definitions_table() in text
     assert flags_table() in text
+
+
+def test_the_schema_in_the_docs_is_that_of_a_runs_file() -> None:
+    """Every key that the file of a run has is in the document's table of its kind, and no other."""
+    folder = Path(__file__).parents[1]
+    document = (folder / "docs" / "run-file.md").read_text()
+    assert document == schema_document()
+    tables = {part.split("\n")[0]: set(re.findall(r"^\| `(\w+)` \|", part, re.M)) for part in document.split("\n## ")}
+    run = dataclasses.replace(run_of((observed(), record(1))), conditions=(Conditions(None).read(),), flags=(Flag("cold", ""),))
+    content = json.loads(json.dumps(dataclasses.asdict(run)))
+    kinds = {
+        "RunFile": [content], "Card": [content["card"]], "Workload": content["card"]["workloads"], "Flag": content["flags"],
+        "Variant": content["card"]["variants"], "Machine": [content["machine"]], "Condition": content["conditions"],
+        "RequestRecord": content["requests"], "Block": content["requests"][0]["blocks"], "Summary": content["summaries"],
+        "Distribution": list(content["summaries"][0]["distributions"].values()),
+        "Ratio": list(content["summaries"][0]["ratios"].values()),
+    }  # fmt: skip
+    for kind, found in kinds.items():
+        assert found and all(set(each) == tables[kind] for each in found), kind

@@ -7,7 +7,7 @@ host): so a difference counts only beyond a tolerance.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -87,7 +87,7 @@ def _fields(run: RunFile) -> Iterator[tuple[str, Any]]:
     for kind in ("workloads", "variants"):
         card[kind] = {each["name"]: each for each in card[kind]}
     yield from _flat("", card)
-    yield from _flat("machine", asdict(run.machine))
+    yield from _flat("machine", asdict(replace(run.machine, unknown={})))
     if run.card.target == "http":
         yield from _flat("server", {name: value for plan in run.plans.values() for name, value in plan.items()})
 

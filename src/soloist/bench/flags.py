@@ -22,7 +22,7 @@ FLAGS = {
     "compiled": "kernels were compiled, or loaded for the first time, during measured requests",
     "prefix hit": "prompt tokens came from a prefix cache though the card says cold",
     "clocks changed": "a GPU's clock moved by more than 3 % between or during requests",
-    "throttled": "the driver held a clock down",
+    "throttled": "the driver, or heat, held a clock down",
     "clocks unknown": "nvidia-smi told nothing: whether clocks changed or were held down is not known",
     "busy machine": "other processes took part of a core",
     "governor": "the CPU's clock is not fixed at its best",
@@ -103,6 +103,9 @@ def _of_machine(machine: Machine, conditions: Sequence[Condition], on_gpu: bool)
     if not on_gpu and machine.governor not in (None, "performance"):
         found.append(Flag("governor", f"{machine.governor}; sudo cpupower frequency-set -g performance"))
     reasons = sorted({reason for c in conditions for reason in c.throttle})
+    hot = [c.cpu_throttled for c in conditions if c.cpu_throttled is not None]
+    if hot and not on_gpu and hot[-1] > hot[0]:
+        reasons.append(f"heat held a CPU down {hot[-1] - hot[0]} times")
     if reasons:
         found.append(Flag("throttled", ", ".join(reasons)))
     named = {name.rpartition(" (")[0]: name for c in conditions for name in sorted(c.busy)}  # once, however often it was seen

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import shutil
 import subprocess
 import threading
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
 import soloist
+from soloist.bench.processor import EnergyMeter, clocks_mhz, times_throttled
 from soloist.bench.records import Condition, Machine
 from soloist.cli.checks import host
 from soloist.cli.checks.gpu import FIELDS, gpu_command, query_gpus
@@ -33,7 +36,7 @@ def read_machine(threads: int, root: Path = Path("/")) -> Machine:
     commit, dirty = git_state(Path(soloist.__file__).parent)
     found = {**versions(), **{name: installed(name) for name in PACKAGES}, "driver": _driver()}
     system = found.pop("system") or ""
-    return Machine(
+    machine = Machine(
         system=system,
         cpu=host.cpu_name(root),
         cores=host.read_cpus(root).cores,
@@ -47,6 +50,32 @@ def read_machine(threads: int, root: Path = Path("/")) -> Machine:
         commit=commit,
         dirty=dirty,
     )
+    return dataclasses.replace(machine, unknown=dict(_unknown(machine, root)))
+
+
+def _unknown(machine: Machine, root: Path) -> Iterator[tuple[str, str]]:
+    """Why facts that a reader may look for are not there."""
+    virtual = "as in most virtual machines"
+    if not machine.governor:
+        yield "governor", f"the system shows no governor of the CPU's clock, {virtual}"
+    if not clocks_mhz(root):
+        yield "cpu_clock_mhz", f"the system shows no clock of its CPUs, {virtual}"
+    if times_throttled(root) is None:
+        yield "cpu_throttled", f"the system does not count how often heat holds a CPU down, {virtual}"
+    if EnergyMeter(root).read_j() is None:
+        yield "cpu_energy", f"there is no RAPL counter that this user may read, {virtual}"
+    if not machine.cpu:
+        yield "cpu", "the system does not name it"
+    if machine.memory_bytes is None:
+        yield "memory_bytes", "the system has no /proc/meminfo"
+    if machine.versions["driver"] is None:
+        there = shutil.which("nvidia-smi") is not None
+        yield "driver", "nvidia-smi does not answer" if there else "there is no nvidia-smi, so no NVIDIA driver"
+    if machine.versions["cuda"] is None:
+        yield "cuda", "torch is built without it"
+    for name in ("commit", "dirty"):
+        if getattr(machine, name) is None:
+            yield name, "soloist is an installed package and runs from no repository, or there is no git"
 
 
 def git_state(folder: Path) -> tuple[str | None, bool | None]:
@@ -80,7 +109,7 @@ class Conditions:
         self._root, self._begun = root, time.perf_counter()
         self.samples: list[tuple[float, dict[str, str]]] = []
         self._process: subprocess.Popen[str] | None = None
-        self._last = self._times()
+        self._last, self._meter = self._times(), EnergyMeter(root)
 
     @property
     def now_s(self) -> float:
@@ -113,7 +142,10 @@ class Conditions:
         busy = [f"{name} ({share:.0%} of a core)" for name, share in host.busy_processes(self._root)]
         latest = {row["index"]: row for _, row in self.samples[-64:]}
         rows = [latest[index] for index in sorted(latest, key=lambda text: text.zfill(4))]
-        return _condition(self.now_s, rows, host.load_average(self._root), tuple(busy), others)
+        found = _condition(self.now_s, rows, host.load_average(self._root), tuple(busy), others)
+        return dataclasses.replace(
+            found, cpu_clock_mhz=clocks_mhz(self._root), cpu_throttled=times_throttled(self._root)
+        )
 
     def _others(self) -> float | None:
         """Cores that others took since the last call."""
@@ -142,6 +174,17 @@ class Conditions:
         """GPU samples taken between two times."""
         times = [t for t, _ in self.samples]
         return [row for _, row in self.samples[bisect_left(times, begin_s) : bisect_right(times, end_s)]]
+
+    def mark(self) -> tuple[float, float | None]:
+        """A moment, for `energy_since`."""
+        return self.now_s, self._meter.read_j()
+
+    def energy_since(self, mark: tuple[float, float | None]) -> float | None:
+        """Of what computes, since then: the GPUs, or the CPU's packages; None where nobody measures it."""
+        (begin_s, before), (now_s, after) = mark, self.mark()
+        if self._gpus is not None:
+            return self.energy_j(begin_s, now_s)
+        return None if before is None or after is None else after - before
 
     def energy_j(self, begin_s: float, end_s: float) -> float | None:
         """Mean power of all GPUs times the time between; None if fewer than four samples fall into it."""

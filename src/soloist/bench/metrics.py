@@ -201,8 +201,10 @@ RATIO_METRICS = (
         "total_prefill_tok_s", "tok/s", "more", "sum of (prompt tokens - cached ones) / sum of (t_first - t_0)",
         lambda r: _ratio(_prefilled(r), r.ttft_ms, 1e3),
     ),
-    RatioMetric("energy_j_per_token", "J", "less", "sum of GPU energy from t_0 to t_end / sum of N",
-                lambda r: _ratio(r.energy_j, r.output_tokens)),
+    RatioMetric(
+        "energy_j_per_token", "J", "less", "sum of energy from t_0 to t_end, of the GPUs or of the CPU that computes / sum of N",
+        lambda r: _ratio(r.energy_j, r.output_tokens),
+    ),
 )  # fmt: skip
 
 METRICS = {m.name: m for m in (*REQUEST_METRICS, *BLOCK_METRICS, *RATIO_METRICS)}

@@ -118,7 +118,8 @@ class Machine:
     """What does not change while a run lasts. versions: of packages, driver and CUDA. governor: of the CPU clock.
 
     commit: of the repository that soloist runs from, None outside one; dirty: whether it held uncommitted changes.
-    power_limit_w, max_clock_mhz: one number a GPU, as the driver tells.
+    power_limit_w, max_clock_mhz: one number a GPU, as the driver tells. unknown: name of what could not be read, here or in
+    the conditions -> why not.
     """
 
     system: str
@@ -133,6 +134,7 @@ class Machine:
     versions: dict[str, str | None]
     commit: str | None
     dirty: bool | None
+    unknown: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,8 @@ class Condition:
 
     throttle: names of the reasons that hold a clock down. load: the system's load average of one minute. busy: other
     processes that keep part of a core busy. other_cores: cores that other programs and the host of a virtual machine took
-    on average since the reading before.
+    on average since the reading before. cpu_clock_mhz: of the slowest and the fastest CPU. cpu_throttled: how often heat has
+    held a CPU down since the system began.
     """
 
     t_s: float
@@ -154,6 +157,8 @@ class Condition:
     power_w: tuple[float, ...]
     throttle: tuple[str, ...]
     other_cores: float | None = None
+    cpu_clock_mhz: tuple[float, ...] = ()
+    cpu_throttled: int | None = None
 
 
 # ---- what was observed -----------------------------------------------------------------------------------------------
@@ -188,8 +193,8 @@ class RequestRecord:
     and accepted their sums; None where the target does not tell them. token_ids_sha256, text_sha256: of the whole
     output. cached_tokens: prompt tokens that a prefix cache served. text_same: whether the output is that of plain
     decoding, None = not checked; first_difference: index of the first other token. regret: see `metrics.py`. compiled:
-    kernels compiled or graphs captured meanwhile, None where unknown. energy_j: of the GPUs from sending to end. error:
-    why it failed. blocks: empty where the JSONL file is not at hand.
+    kernels compiled or graphs captured meanwhile, None where unknown. energy_j: from sending to end, of what computes, the
+    GPUs or the CPU's packages. error: why it failed. blocks: empty where the JSONL file is not at hand.
     """
 
     variant: str
@@ -340,9 +345,10 @@ class Flag:
 
 @dataclass(frozen=True)
 class RunFile:
-    """A whole run. plans: variant name -> resolved Plan, or how a server is spoken to. ops: device type -> op ->
-    implementation. read_rate: bytes a second that the device's memory was measured to deliver. partial: whether it was
-    ended before its time. passed: whether every text was right.
+    """A whole run. soloist: its version. card_hash: the label of the result. command: as it was typed, without keys. started:
+    when, UTC. duration_s: from the first look at the machine to the end of the checks. plans: variant name -> resolved Plan,
+    or how a server is spoken to. ops: device type -> op -> implementation. read_rate: bytes a second that the device's
+    memory was measured to deliver. partial: whether it was ended before its time. passed: whether every text was right.
     """
 
     schema_version: int

@@ -154,10 +154,10 @@ def _measure(bench: Bench, conditions: Conditions, results: Results, progress: b
             last = workload.name
             prompt, target = bench.prompts[workload.name][index], bench.targets[variant.name]
             sampling = sampling_params(workload, card.seed + index)
-            sent_s = conditions.now_s
+            sent = conditions.mark()
             place = Place(variant.name, workload.name, workload.domain or prompt.domain, index, repeat, at_s)
             answer = record_events(target.serve(prompt, sampling), place)
-            energy = conditions.energy_j(sent_s, conditions.now_s)
+            energy = conditions.energy_since(sent)
             record = reference.judge(answer, variant, target, prompt, sampling)
             bar.set_postfix_str(f"{variant.name} on {workload.name}", refresh=False)
             bar.update(1 if card.seconds is None else conditions.now_s - begin_s - bar.n)

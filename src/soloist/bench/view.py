@@ -7,7 +7,7 @@ its labels.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from soloist.bench.metrics import METRICS, tpot_ms
@@ -201,14 +201,22 @@ def card_table(run: RunFile) -> Table:
 
 
 def machine_table(run: RunFile) -> Table:
-    return Table("Machine", ("", ""), tuple(_flat(run.machine)), numeric=False)
+    """What is not known stands there with the reason."""
+    why, rows = run.machine.unknown, []
+    for name, value in _flat(replace(run.machine, unknown={})):
+        reason = why.get(name.removeprefix("versions."))
+        rows.append((name, value if reason is None else f"none: {reason}"))
+    return Table("Machine", ("", ""), tuple(rows), numeric=False)
 
 
 def conditions_table(run: RunFile) -> Table:
     """How far everything moved that may move while a run lasts."""
-    def span(of: Callable[[Condition], Iterable[float]]) -> str:
+    def unknown(name: str) -> str:
+        return f"unknown: {run.machine.unknown[name]}" if name in run.machine.unknown else "unknown"
+
+    def span(of: Callable[[Condition], Iterable[float]], name: str = "driver") -> str:
         values = [value for c in run.conditions for value in of(c)]
-        return f"{number(min(values))} to {number(max(values))}" if values else "unknown"
+        return f"{number(min(values))} to {number(max(values))}" if values else unknown(name)
 
     reasons = ", ".join(sorted({reason for c in run.conditions for reason in c.throttle})) or "none"
     rows = (
@@ -216,12 +224,20 @@ def conditions_table(run: RunFile) -> Table:
         ("GPU memory clock, MHz", span(lambda c: c.memory_clock_mhz)),
         ("GPU temperature, C", span(lambda c: c.temperature_c)),
         ("GPU power, W", span(lambda c: c.power_w)),
-        ("load average", span(lambda c: () if c.load is None else (c.load,))),
-        ("throttle reasons", reasons if any(c.clock_mhz for c in run.conditions) else "unknown"),
+        ("GPU throttle reasons", reasons if any(c.clock_mhz for c in run.conditions) else unknown("driver")),
+        ("CPU clock, MHz", span(lambda c: c.cpu_clock_mhz, "cpu_clock_mhz")),
+        ("CPU held down by heat, times", span(lambda c: _one(c.cpu_throttled), "cpu_throttled")),
+        ("CPU energy", unknown("cpu_energy") if "cpu_energy" in run.machine.unknown else "see energy_j_per_token"),
+        ("load average", span(lambda c: _one(c.load), "load")),
+        ("cores that others took", span(lambda c: _one(c.other_cores), "load")),
         ("other busy processes", ", ".join(sorted({name for c in run.conditions for name in c.busy})) or "none"),
         ("memory read rate, GB/s", "unknown" if run.read_rate is None else number(run.read_rate / 1e9)),
     )
     return Table(f"Conditions, {len(run.conditions)} readings", ("", "from, to"), rows, numeric=False)
+
+
+def _one(value: float | None) -> tuple[float, ...]:
+    return () if value is None else (value,)
 
 
 def plan_tables(run: RunFile) -> list[Table]:
@@ -374,7 +390,7 @@ def _flat(record: Any) -> list[tuple[str, str]]:
     for each in fields(record):
         value = getattr(record, each.name)
         if isinstance(value, dict):
-            found += [(f"{each.name}.{key}", str(item)) for key, item in value.items()]
+            found += [(f"{each.name}.{key}", "none" if item is None else str(item)) for key, item in value.items()]
         elif isinstance(value, tuple):
             found.append((each.name, ", ".join(map(str, value)) or "none"))
         else:
