@@ -106,6 +106,29 @@ def test_drafting_for_nothing_costs_no_more_than_the_credit_and_the_allowance(
         assert any(widths), "nothing was ever tried"
 
 
+@pytest.mark.parametrize("cost", [cheap, steep, stairs])
+def test_short_answers_together_cost_no_more_than_the_credit_and_the_allowance(cost: Callable[[int], float]) -> None:
+    """Also after a long one that was copied whole: what it won is not theirs to lose."""
+    choice = AutoWidth(15, True)
+    decode(choice, 400, cost, lambda done, place: True, lambda done: [0.95] * 15)
+    assert choice.credit > 4 * START_CREDIT
+    tokens, answers, drafted = 16, 25, 0
+    total = 0.0
+    for _ in range(answers):
+        found, widths = decode(choice, tokens, cost, lambda done, place: False, lambda done: [0.95] * 15)
+        total, drafted = total + found, drafted + sum(widths)
+    assert total / PLAIN_MS <= tokens * answers * (1 + ALLOWANCE) + START_CREDIT
+    assert drafted, "nothing was ever tried"
+
+
+def test_after_answers_that_were_not_to_be_guessed_one_that_is_will_be() -> None:
+    choice = AutoWidth(15, True)
+    for _ in range(20):
+        decode(choice, 16, steep, lambda done, place: False, lambda done: [0.95] * 15)
+    found, _ = decode(choice, 400, steep, lambda done, place: True, lambda done: [0.95] * 15)
+    assert found < 0.6 * 400 * PLAIN_MS
+
+
 def test_a_turn_of_the_text_costs_at_most_what_drafting_had_won() -> None:
     turn = 1500
     choice = AutoWidth(15)
@@ -155,6 +178,7 @@ def test_costs_are_medians_and_what_never_ran_is_interpolated() -> None:
     costs.learn(4, 15.0)
     assert costs[0] == 11.0 and costs[4] == 15.0 and costs[2] == 13.0
     assert costs[8] == pytest.approx(15.0 * (1 + 4 * RoundCosts.SLOPE))
+    assert costs.at_most(1) == 15.0 and costs.at_most(9) == 30.0
     for _ in range(RoundCosts.AGE + 1):
         costs.learn(0, 20.0)
     assert costs.measured(4) is None and costs[0] == 20.0

@@ -5,8 +5,9 @@ itself, in the round and from the confidences of its own drafts (ops/choose_widt
 experience. With acceptance by equality no width changes the text, so the choice may look at anything and only costs or
 saves time.
 A credit, in plain rounds, bounds what it can cost: a drafted round must be affordable even if all its drafts are
-rejected, wins fill the credit, and plain rounds add a hundredth. So decoding is never slower than plain by more than
-that hundredth and the credit a request starts with, however wrong the estimates are.
+rejected, wins fill the credit, and plain rounds add a hundredth. What a request won the next one may not lose, but for one
+plain round. So of any requests in a row all together are never slower than plain by more than that hundredth and that
+round, however wrong the estimates are and however short the answers.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ WIDTHS = (1, 2, 3, 5, 7, 11, 15)
 """Widths that `auto` chooses from: few, so that the cost of each is soon known."""
 
 START_CREDIT, MOST_CREDIT, ALLOWANCE = 1.0, 16.0, 0.01
-"""Plain rounds: at the start of a request, at most, and gained by every plain round."""
+"""Plain rounds: of a new engine and at most at the start of a request, at most within one, and gained by every plain round."""
 
 HYSTERESIS = 1.03
 """By how much another width must look better than the last one."""
@@ -135,9 +136,10 @@ class RoundCosts:
         return list(accumulate((self[width] for width in range(most + 1)), max))
 
     def at_most(self, width: int) -> float:
-        """A window costs at most as much more as it has more rows."""
+        """A window costs at most as much more as it has more rows, and no more than a wider one."""
         below = max(w for w in self._medians if w <= width)
-        return self._medians[below] * (width + 1) / (below + 1)
+        wider = [ms for w, ms in self._medians.items() if w > width]
+        return min([self._medians[below] * (width + 1) / (below + 1), *wider])
 
 
 class Savings:
@@ -209,7 +211,7 @@ class AutoWidth:
         self.widths = [w for w in WIDTHS if w < most] + [most]
         self.candidates: Sequence[int] = (0, *self.widths)
         self.costs, self.survival, self.savings = RoundCosts(), Survival(most), Savings()
-        self.credit, self.foresees, self.refresh = 0.0, foresees, refresh
+        self.credit, self.foresees, self.refresh = START_CREDIT, foresees, refresh
         self._confidence: Sequence[float] | None = None
         self._forecasts: deque[list[float]] = deque(maxlen=self.LIKE)
         self._trims = False
@@ -223,7 +225,7 @@ class AutoWidth:
         return self.costs.measured(0)
 
     def begin(self, confidence: Sequence[float] | None) -> None:
-        self.credit = max(self.credit, START_CREDIT)
+        self.credit = min(self.credit, START_CREDIT)
         self.survival = Survival(self.widths[-1])
         self._trims = confidence is not None
         self._confidence = confidence if self.foresees else None
