@@ -8,6 +8,7 @@ Source: CUDA C++ Programming Guide, programmatic dependent launch; Triton's `lau
 from __future__ import annotations
 
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -50,6 +51,23 @@ def num_sms(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
+CARVEOUT = 100
+"""Percent of a multiprocessor's memory that is shared memory, the same for all kernels: a multiprocessor changes it only
+while nothing runs there, so a kernel that wants another share cannot begin beside the one ahead.
+"""
+
+
+@cache
+def divide_memory(function: int) -> None:
+    """Ask for that share for a loaded kernel, given by the driver's handle."""
+    if find_spec("cuda") is None or find_spec("cuda.bindings") is None:
+        return
+    from cuda.bindings import driver
+
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+    driver.cuFuncSetAttribute(driver.CUfunction(function), attribute, CARVEOUT)
+
+
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, device: torch.device, **meta: Any) -> None:
     """Run kernel[grid](*args, PDL=..., **meta). Tensors lie on `device`; on a CPU the kernel must be interpreted.
 
@@ -60,7 +78,8 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, device: torch.device,
         meta = {name: value for name, value in meta.items() if name not in _OPTIONS}
         kernel[grid](*args, PDL=False, **meta)
         return
-    kernel[grid](*args, PDL=pdl, launch_pdl=pdl, enable_fp_fusion=False, **meta)
+    compiled = kernel[grid](*args, PDL=pdl, launch_pdl=pdl, enable_fp_fusion=False, **meta)
+    divide_memory(compiled.function)
 
 
 def next_power_of_2(n: int) -> int:

@@ -64,6 +64,17 @@ DEVICE void depend() {
 #endif
 }
 
+// Blocks of a cluster (compute capability 9.0) wait for each other, and write into each other's shared memory.
+DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// To the place `to` of the block number `rank` of the cluster.
+DEVICE void send(float* to, int rank, float x) {
+  u32 there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(u32(__cvta_generic_to_shared(to))), "r"(rank));
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(x) : "memory");
+}
+
 DEVICE float warp_sum(float x) {
 #pragma unroll
   for (int step = 16; step; step >>= 1) x += __shfl_xor_sync(~0u, x, step);
@@ -156,46 +167,6 @@ DEVICE void copied() {
   asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
 }
 
-// A warp's columns of the stream, times the norm's weight, into shared memory x [rows][stride], and their squares' sums into
-// squares [row]; the scale of the norm is applied to the product. branches: room for the branch, laid out as x.
-// `stream` (null but in one block) takes the new stream.
-template <int Columns, bool Branch>
-DEVICE void enter_norm(u16* x, u16* branches, int stride, float* squares, const u16* residual, i64 residual_stride,
-                       const u16* branch, const u16* norm, u16* stream, int T, int first, int width) {
-  const int lane = threadIdx.x & 31;
-  constexpr int VECTORS = (Columns + 255) / 256;
-  uint4 weight[VECTORS];
-#pragma unroll
-  for (int v = 0; v < VECTORS; v++) {
-    const int column = first + v * 256 + lane * 8;
-    const bool inside = v * 256 + lane * 8 < Columns && column < width;
-    weight[v] = inside ? *(const uint4*)(norm + column) : make_uint4(0, 0, 0, 0);
-    for (int t = 0; inside && t < T; t++) {
-      copy16(x + t * stride + column, residual + t * residual_stride + column);
-      if (Branch) copy16(branches + t * stride + column, branch + i64(t) * width + column);
-    }
-  }
-  commit();
-  copied<0>();
-  for (int t = 0; t < T; t++) {
-    float sum = 0.f;
-#pragma unroll
-    for (int v = 0; v < VECTORS; v++) {
-      const int column = first + v * 256 + lane * 8;
-      if (v * 256 + lane * 8 < Columns && column < width) {
-        uint4 s = *(const uint4*)(x + t * stride + column);
-        if (Branch) s = add8(s, *(const uint4*)(branches + t * stride + column));
-        if (Branch && stream) *(uint4*)(stream + i64(t) * width + column) = s;
-        sum += squares8(s);
-        *(uint4*)(x + t * stride + column) = times8(s, weight[v]);
-      }
-    }
-    sum = warp_sum(sum);
-    if (lane == 0) squares[t] = sum;
-  }
-  __syncwarp();
-}
-
 // acc += the warp's chunks times x [rows][stride], in global memory or in shared.
 template <bool Global, int Count, int Halves>
 DEVICE void multiply_chunks(float (&acc)[Halves][2][4], const uint4 (&w)[Count][2], const u16* x, i64 stride, int T, int first, int chunks) {
@@ -213,59 +184,3 @@ DEVICE void multiply_chunks(float (&acc)[Halves][2][4], const uint4 (&w)[Count][
     }
   }
 }
-
-// Tiles of 16 outputs that a block makes one after the other: first, first + step, .. below `count`. A tile's weights come in
-// Stages pieces of Stage chunks a warp, and Depth pieces are on their way: enough bytes to keep the memory busy.
-template <int Warps, int Chunks, int Stage, int Stages, int Depth, int Halves>
-struct Tiles {
-  static constexpr int PER_WARP = Stage * Stages;
-  static constexpr int PARTIAL = Halves * ROWS * OUTS;
-  uint4 w[Depth][Stage][2];
-  int first, step, count;
-
-  // The weights of piece s. rows_of(tile, row0, row1) tells where a lane's two weight rows are.
-  template <class RowsOf>
-  DEVICE void fetch(uint4 (&to)[Stage][2], int s, RowsOf& rows_of) {
-    const int tile = first + s / Stages * step, chunk = (threadIdx.x >> 5) * PER_WARP;
-    if (tile >= count) return;
-    const u16 *row0, *row1;
-    rows_of(tile, row0, row1);
-    load_chunks(to, row0, row1, chunk + s % Stages * Stage, min(Chunks, chunk + PER_WARP));
-  }
-
-  template <class RowsOf>
-  DEVICE void begin(RowsOf& rows_of) {
-#pragma unroll
-    for (int k = 0; k < Depth; k++) fetch(w[k], k, rows_of);
-  }
-
-  // Multiply by x [T][stride] and hand each tile's sums [warps][PARTIAL] to finish(tile, sums). partials: room for two.
-  template <bool Global, class RowsOf, class Finish>
-  DEVICE void run(const u16* x, i64 stride, int T, float* partials, RowsOf& rows_of, Finish& finish) {
-    const int warp = threadIdx.x >> 5, chunk = warp * PER_WARP;
-    float acc[Halves][2][4] = {};
-    int side = 0;
-#pragma unroll 1
-    for (int s = 0;; s += Depth) {
-#pragma unroll
-      for (int k = 0; k < Depth; k++) {
-        const int tile = first + (s + k) / Stages * step, stage = (s + k) % Stages;
-        if (tile >= count) return;
-        multiply_chunks<Global>(acc, w[k], x, stride, T, chunk + stage * Stage, min(Chunks, chunk + PER_WARP));
-        fetch(w[k], s + k + Depth, rows_of);
-        if (stage == Stages - 1) {
-          float* sums = partials + side * Warps * PARTIAL;
-          store_partial(sums + warp * PARTIAL, acc);
-          __syncthreads();
-          finish(tile, sums);
-          side ^= 1;
-#pragma unroll
-          for (int half = 0; half < Halves; half++) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) acc[half][0][i] = acc[half][1][i] = 0.f;
-          }
-        }
-      }
-    }
-  }
-};

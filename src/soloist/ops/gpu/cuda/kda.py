@@ -10,7 +10,7 @@ from soloist.ops.gpu.cuda.linear import MOST_ROWS, lies_well
 from soloist.ops.gpu.cuda.program import is_available, kernel
 from soloist.ops.kda import kda_decode
 
-DIM, VALUES = 128, 16
+DIM, VALUES, THREADS, GROUPS, PAST = 128, 16, 256, 8, 3
 
 
 @kda_decode.impl("cuda", on="cuda")
@@ -33,10 +33,12 @@ def _kda_decode(
         return triton_kda._kda_decode(projected, conv_weight, rate, bias, lower_bound, history, states, start, live, rows)
     assert T < slots and states.is_contiguous() and history.is_contiguous(), (T, slots)
     o = torch.empty((T, H, D), dtype=torch.float32, device=projected.device)
-    row_bytes = (3 * DIM + VALUES) * 6 + 2 * DIM // 32 * 4  # fp32 and the bf16 that it is made of, and sums of squares
-    kernel("kda", "kda", MOST_ROWS * row_bytes, projected.device, H=H)(
-        (H, D // VALUES), DIM, T * row_bytes, projected, conv_weight, rate, bias, history, states, start, live, rows, o,
-        np.int32(T), np.int32(history.shape[0]), np.int32(slots), np.int64(projected.stride(0)), np.float32(lower_bound),
-        np.float32(D**-0.5),
+    raw_bytes = (3 * DIM + VALUES) * 2  # bf16 inputs of a row
+    row_bytes = 3 * raw_bytes + GROUPS * VALUES * 4  # with what is made of them in fp32, and lane groups' sums
+    function = kernel("kda", "kda", PAST * raw_bytes + MOST_ROWS * row_bytes, projected.device, H=H)
+    function(
+        (H, D // VALUES), THREADS, PAST * raw_bytes + T * row_bytes, projected, conv_weight, rate, bias, history, states, start,
+        live, rows, o, np.int32(T), np.int32(history.shape[0]), np.int32(slots), np.int64(projected.stride(0)),
+        np.float32(lower_bound), np.float32(D**-0.5),
     )  # fmt: skip
     return o

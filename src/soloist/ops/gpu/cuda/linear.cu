@@ -1,103 +1,107 @@
-// A skinny product with what stands before and after it. See common.cuh.
+#include "common.cuh"
+#include "ring.cuh"
+
+// A skinny product with what stands before and after it. See ring.cuh.
 //
-// Defined by the host: K inputs, WARPS, STAGE chunks in STAGES pieces, DEPTH pieces on their way, HALVES of 8 window rows,
-// PROLOGUE, DIRECT (x stays in global memory), BRANCH, BIAS, PAIRS, WIDE_OUT, HEAD channels (a power of two) of a gated head.
+// Defined by the host: K inputs, TILE_ROWS weight rows of a tile, HALVES of 8 window rows, PROLOGUE, DIRECT (x stays in global
+// memory), BRANCH, BIAS, PAIRS, WIDE_OUT, HEAD channels (a power of two) of a gated head.
 
 #define PLAIN 0
 #define NORM 1   // x is the residual stream
 #define GATED 2  // x is a head-wise output in fp32, gate its gate
 
-constexpr int CHUNKS = K / 32;
-constexpr int COLUMNS = STAGE * STAGES * 32;  // of a warp
 constexpr int STRIDE = K + 32;  // of x in shared memory, in bf16: 64 bytes on, so that two rows share no bank
 constexpr int PARTIAL = HALVES * ROWS * OUTS;
+constexpr int VECTORS = (K / 8 + CONSUMERS - 1) / CONSUMERS;
 
-DEVICE void enter_plain(u16* x, const u16* from, i64 stride, int T, int first) {
-  const int lane = threadIdx.x & 31;
+DEVICE void enter_plain(u16* rows, const u16* from, i64 stride, int T) {
   for (int t = 0; t < T; t++) {
-#pragma unroll
-    for (int v = 0; v < COLUMNS; v += 32 * 8) {
-      const int column = first + v + lane * 8;
-      if (v + lane * 8 < COLUMNS && column < K) copy16(x + t * STRIDE + column, from + t * stride + column);
-    }
+    for (int column = threadIdx.x * 8; column < K; column += CONSUMERS * 8) copy16(rows + t * STRIDE + column, from + t * stride + column);
   }
   commit();
   copied<0>();
-  __syncwarp();
 }
 
-// Rows are staged four at a time: o [4][K] fp32 and gate [4][K].
-DEVICE void enter_gated(u16* x, float* os, u16* gates, const float* o, const u16* gate, i64 gate_stride, const u16* norm, float eps,
-                        int T, int first) {
-  const int lane = threadIdx.x & 31;
+// Eight channels of a head and their gate; HEAD / 8 lanes side by side have a head.
+struct Gated {
+  uint4 o[2], gate;
+
+  DEVICE void load(const float* from, const u16* gates, bool inside) {
+    const uint4 none = make_uint4(0, 0, 0, 0);
+    o[0] = inside ? fresh16(from) : none, o[1] = inside ? fresh16(from + 4) : none, gate = inside ? fresh16(gates) : none;
+  }
+
+  DEVICE uint4 value(uint4 norm, float eps) const {
+    const u32 os[8] = {o[0].x, o[0].y, o[0].z, o[0].w, o[1].x, o[1].y, o[1].z, o[1].w};
+    const u32 gates[4] = {gate.x, gate.y, gate.z, gate.w}, norms[4] = {norm.x, norm.y, norm.z, norm.w};
+    float sum = 0.f;
 #pragma unroll
-  for (int v = 0; v < COLUMNS; v += 32 * 8) {
-    const int column = first + v + lane * 8;
-    const bool inside = v + lane * 8 < COLUMNS;
-    const uint4 n = inside ? *(const uint4*)(norm + column % HEAD) : make_uint4(0, 0, 0, 0);
-    const u32 ns[4] = {n.x, n.y, n.z, n.w};
-    for (int begin = 0; begin < T; begin += 4) {
-      const int end = min(T - begin, 4);
-      for (int t = 0; inside && t < end; t++) {
-        copy16(os + t * K + column, o + i64(begin + t) * K + column);
-        copy16(os + t * K + column + 4, o + i64(begin + t) * K + column + 4);
-        copy16(gates + t * K + column, gate + (begin + t) * gate_stride + column);
+    for (int i = 0; i < 8; i++) sum = fmaf(__uint_as_float(os[i]), __uint_as_float(os[i]), sum);
+#pragma unroll
+    for (int step = HEAD / 16; step; step >>= 1) sum += __shfl_xor_sync(~0u, sum, step);
+    const float scale = rsqrtf(sum / HEAD + eps);
+    u32 out[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      out[i] = pack(__uint_as_float(os[2 * i]) * scale * low(norms[i]) * sigmoid(low(gates[i])),
+                    __uint_as_float(os[2 * i + 1]) * scale * high(norms[i]) * sigmoid(high(gates[i])));
+    }
+    return make_uint4(out[0], out[1], out[2], out[3]);
+  }
+};
+
+// The norm's weight [HEAD] for a thread's channels, which are the same of every head.
+DEVICE uint4 head_weight(const u16* norm) { return *(const uint4*)(norm + threadIdx.x * 8 % HEAD); }
+
+DEVICE void enter_gated(u16* rows, const float* o, const u16* gate, i64 gate_stride, uint4 weight, float eps, int T) {
+  constexpr int TOGETHER = 4;  // rows whose loads are on their way at once
+#pragma unroll 1
+  for (int v = 0; v < VECTORS; v++) {
+    const int column = (v * CONSUMERS + threadIdx.x) * 8;
+    const bool inside = column < K;
+#pragma unroll 1
+    for (int begin = 0; begin < T; begin += TOGETHER) {
+      Gated part[TOGETHER];
+#pragma unroll
+      for (int i = 0; i < TOGETHER; i++) {
+        const i64 t = begin + i;
+        part[i].load(o + t * K + column, gate + t * gate_stride + column, inside && t < T);
       }
-      commit();
-      copied<0>();
-      for (int t = 0; t < end; t++) {
-        alignas(16) float value[8] = {};
-        uint4 z = make_uint4(0, 0, 0, 0);
-        if (inside) {
-          *(float4*)value = *(const float4*)(os + t * K + column);
-          *(float4*)(value + 4) = *(const float4*)(os + t * K + column + 4);
-          z = *(const uint4*)(gates + t * K + column);
-        }
-        float sum = 0.f;
 #pragma unroll
-        for (int i = 0; i < 8; i++) sum = fmaf(value[i], value[i], sum);
-#pragma unroll
-        for (int step = HEAD / 16; step; step >>= 1) sum += __shfl_xor_sync(~0u, sum, step);
-        const float scale = rsqrtf(sum / HEAD + eps);
-        const u32 zs[4] = {z.x, z.y, z.z, z.w};
-        u32 out[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-          out[i] = pack(value[2 * i] * scale * low(ns[i]) * sigmoid(low(zs[i])),
-                        value[2 * i + 1] * scale * high(ns[i]) * sigmoid(high(zs[i])));
-        }
-        if (inside) *(uint4*)(x + (begin + t) * STRIDE + column) = make_uint4(out[0], out[1], out[2], out[3]);
+      for (int i = 0; i < TOGETHER; i++) {
+        const uint4 value = part[i].value(weight, eps);
+        if (inside && begin + i < T) *(uint4*)(rows + (begin + i) * STRIDE + column) = value;
       }
     }
   }
-  __syncwarp();
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 512 / (WARPS * 32))
+extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 2)
 linear(const void* x, const u16* branch, const u16* norm, const u16* gate, const u16* weight, const u16* bias, void* y,
-       u16* stream, int T, int N, i64 x_stride, i64 gate_stride, i64 y_stride, float eps,
-       float limit) {
-  extern __shared__ __align__(16) unsigned char shared[];
-  float* partials = (float*)shared;                 // [2][WARPS][PARTIAL]
-  float* squares = partials + 2 * WARPS * PARTIAL;  // [WARPS][HALVES * ROWS]
-  u16* rows = (u16*)(squares + WARPS * HALVES * ROWS);  // [T][STRIDE], and behind it what the prologue stages
-  const int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) >> 2, first = warp * COLUMNS;
-  constexpr int UNITS = PAIRS ? OUTS / 2 : OUTS;
+       u16* stream, int depth, int T, int N, i64 x_stride, i64 gate_stride, i64 y_stride, float eps, float limit) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  __shared__ __align__(8) unsigned long long barriers[2 * MOST_SLOTS];
+  Ring<TILE_ROWS> ring;
+  float* partials = (float*)(shared + depth * ring.SLOT);  // [2][WARPS][PARTIAL]
+  float* squares = partials + 2 * WARPS * PARTIAL;         // [WARPS][HALVES * ROWS]
+  u16* rows = (u16*)(squares + WARPS * HALVES * ROWS);     // [T][STRIDE]
+  constexpr int UNITS = PAIRS ? TILE_ROWS / 2 : TILE_ROWS;
   const int width = PAIRS ? N / 2 : N;
 
-  auto rows_of = [&](int tile, const u16*& row0, const u16*& row1) {
-    int one = tile * OUTS + g, other = one + 8;
-    bool has_one = one < N, has_other = other < N;
-    if (PAIRS) {  // gate and up rows by turns
-      const int unit = tile * UNITS + g / 2;
-      one = unit + (g & 1) * width, other = one + 4;
-      has_one = unit < width, has_other = unit + 4 < width;
-    }
-    row0 = has_one ? weight + i64(one) * K : nullptr;
-    row1 = has_other ? weight + i64(other) * K : nullptr;
-  };
+  Tiles<K, TILE_ROWS, HALVES> tiles;
+  tiles.first = blockIdx.x, tiles.step = gridDim.x, tiles.count = (width + UNITS - 1) / UNITS;
+  ring.begin(shared, barriers, depth);
+  __syncthreads();
+  if (asks()) {
+    auto row_of = [&](int tile, int r) -> const u16* {
+      const int unit = tile * UNITS + (PAIRS ? r / 2 : r);  // of a pair, gate and up rows by turns
+      return unit < width ? weight + i64(unit + (PAIRS ? r % 2 * width : 0)) * K : nullptr;
+    };
+    tiles.ask(ring, row_of);
+    return;
+  }
   auto finish = [&](int tile, const float* sums) {
-    for (int i = threadIdx.x; i < UNITS * T; i += WARPS * 32) {
+    for (int i = threadIdx.x; i < UNITS * T; i += CONSUMERS) {
       const int t = i / UNITS, unit = i % UNITS, out = tile * UNITS + unit;
       if (out >= width) continue;
       const float scale = PROLOGUE == NORM ? rsqrtf(sum_partials<WARPS, HALVES * ROWS>(squares, t) / K + eps) : 1.f;
@@ -113,22 +117,24 @@ linear(const void* x, const u16* branch, const u16* norm, const u16* gate, const
       else ((u16*)y)[t * y_stride + out] = narrow(value);
     }
   };
-  Tiles<WARPS, CHUNKS, STAGE, STAGES, DEPTH, HALVES> tiles;
-  tiles.first = blockIdx.x, tiles.step = gridDim.x, tiles.count = (width + UNITS - 1) / UNITS;
-  tiles.begin(rows_of);
-  depend();
   if (DIRECT) {
-    tiles.run<true>((const u16*)x, x_stride, T, partials, rows_of, finish);
+    depend();
+    tiles.run<true>(ring, (const u16*)x, x_stride, T, partials, finish);
     return;
   }
-  if (PROLOGUE == PLAIN) {
-    enter_plain(rows, (const u16*)x, x_stride, T, first);
-  } else if (PROLOGUE == NORM) {
-    enter_norm<COLUMNS, BRANCH>(rows, rows + T * STRIDE, STRIDE, squares + warp * HALVES * ROWS, (const u16*)x, x_stride, branch, norm,
-                                blockIdx.x ? nullptr : stream, T, first, K);
+  if (PROLOGUE == NORM) {
+    Norm<K, BRANCH, true, HALVES * ROWS> entering;
+    entering.begin(norm);
+    depend();
+    entering.enter(rows, STRIDE, squares, (const u16*)x, x_stride, branch, blockIdx.x ? nullptr : stream, T);
+  } else if (PROLOGUE == GATED) {
+    const uint4 weight = head_weight(norm);
+    depend();
+    enter_gated(rows, (const float*)x, gate, gate_stride, weight, eps, T);
   } else {
-    float* os = (float*)(rows + T * STRIDE);
-    enter_gated(rows, os, (u16*)(os + min(T, 4) * K), (const float*)x, gate, gate_stride, norm, eps, T, first);
+    depend();
+    enter_plain(rows, (const u16*)x, x_stride, T);
   }
-  tiles.run<false>(rows, STRIDE, T, partials, rows_of, finish);
+  meet();
+  tiles.run<false>(ring, rows, STRIDE, T, partials, finish);
 }

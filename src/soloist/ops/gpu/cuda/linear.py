@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,16 @@ from soloist.ops.norm_linear import add_norm_gate_up, add_norm_linear, gated_nor
 
 PLAIN, NORM, GATED = range(3)
 CHUNK, OUTS, ROWS, WARPS = 32, 16, 8, 8
+THREADS = (WARPS + 1) * 32
+PIECE, MOST_SLOTS = 512, 16
+"""Columns of a piece of a weight row, and most slots of a ring: as in ring.cuh."""
 MOST_ROWS = 16
-MOST_SHARED = 65536
-"""Bytes of x up to which it is kept in shared memory, where a block makes several tiles."""
+MOST_SHARED = 224 * 1024
+"""Bytes of shared memory that a block may have, without what the kernels declare themselves."""
+RING_BYTES = 124 * 1024
+"""Of a product's weights on their way. 92 KB, with which every kernel fits beside the one ahead, took 3 % longer a round."""
+MOST_X = 64 * 1024
+"""Bytes of x up to which it is copied to shared memory where nothing has to be computed of it."""
 
 
 def suits(x: torch.Tensor, weight: Any) -> bool:
@@ -36,19 +44,35 @@ def lies_well(*rows: torch.Tensor | None) -> bool:
     )
 
 
-def num_warps(K: int, head: int) -> int:
-    """Warps that share the inputs out; a gated head belongs to one warp whole."""
-    return max(w for w in range(1, WARPS + 1) if K // head % w == 0) if head else WARPS
+def sums_bytes(halves: int) -> int:
+    """Of a block's sums: [2][WARPS][halves * ROWS * OUTS], and of squares [WARPS][halves * ROWS]."""
+    return WARPS * halves * ROWS * (2 * OUTS + 1) * 4
 
 
-def pieces(K: int, warps: int, halves: int, tiles: int) -> dict[str, int]:
-    """How the weights of a block's tiles come in, see Tiles in common.cuh: a lane spends up to 96 registers on them, fewer
-    where it sums for 16 rows.
-    """
-    chunks = -(-K // CHUNK // warps)
-    stages = -(-chunks // (6 if halves == 1 else 4))
-    stage = -(-chunks // stages)
-    return {"STAGE": stage, "STAGES": stages, "DEPTH": max(1, min((96 if halves == 1 else 72) // (8 * stage), stages * tiles))}
+def row_bytes(K: int) -> int:
+    """Of a row of x in shared memory."""
+    return (K + CHUNK) * 2
+
+
+def slot_bytes(rows: int) -> int:
+    """Of a slot of a ring, which holds a piece of so many weight rows."""
+    return rows * (PIECE * 2 + 64)
+
+
+def slots(rows: int, others: int, most: int = RING_BYTES) -> int:
+    """How many slots a ring has beside so many other bytes: at most `most` bytes of them, 0 if not even two fit."""
+    found = min(MOST_SLOTS, most // slot_bytes(rows), (MOST_SHARED - others) // slot_bytes(rows))
+    return found if found >= 2 else 0
+
+
+def fits(K: int) -> bool:
+    """Whether a block holds the longest window's x beside two slots. The same for all windows, or a row's bits would differ."""
+    return slots(OUTS, sums_bytes(MOST_ROWS // ROWS) + MOST_ROWS * row_bytes(K)) > 0
+
+
+def tile_rows(N: int, sms: int) -> int:
+    """Weight rows of a tile, an even number, so that the multiprocessors share N out evenly: the most that one makes are few."""
+    return min(range(OUTS, 7, -2), key=lambda rows: ceil(ceil(N / rows) / sms) * rows)
 
 
 def run(
@@ -59,28 +83,20 @@ def run(
     """Launch `linear` for x [T, ...].   Returns: (y [T, N], or [T, N / 2] after the activation; the new residual stream)."""
     T, (N, K), sms = x.shape[0], weight.shape, num_sms(x.device)
     branch = None if branch is None else branch.contiguous()
-    outs, warps, halves = N // 2 if pairs else N, num_warps(K, head), -(-T // ROWS)
-    tiles = -(-outs // (OUTS // 2 if pairs else OUTS))
-    grid = tiles if tiles <= 2 * sms else sms if tiles <= 8 * sms else 2 * sms  # two blocks fit, so these need no second turn
-    direct = prologue == PLAIN and (tiles <= grid or halves * ROWS * K * 2 > MOST_SHARED)
+    outs, halves, rows = N // 2 if pairs else N, -(-T // ROWS), tile_rows(N, sms)
+    direct = prologue == PLAIN and T * row_bytes(K) > MOST_X
     y = triton_linear.product_rows(T, outs, torch.float32 if wide else weight.dtype, x.device)
     stream = x if branch is None else torch.empty((T, K), dtype=x.dtype, device=x.device)
-    sums = warps * halves * ROWS * (2 * OUTS + 1) * 4
-
-    def shared_bytes(rows: int) -> int:
-        """Sums, x, and what its prologue stages."""
-        x_bytes = 0 if direct else rows * (K + CHUNK) * 2
-        return sums + x_bytes + (x_bytes if branch is not None else min(rows, 4) * K * 6 if prologue == GATED else 0)
-
+    others = sums_bytes(halves) + (0 if direct else T * row_bytes(K))
+    depth = slots(rows, others)
     function = kernel(
-        "linear", "linear", shared_bytes(halves * ROWS), x.device, K=K, WARPS=warps, HALVES=halves, PROLOGUE=prologue,
-        DIRECT=direct, BRANCH=branch is not None, BIAS=bias is not None, PAIRS=pairs, WIDE_OUT=wide, HEAD=head or 1,
-        **pieces(K, warps, halves, -(-tiles // grid)),
+        "linear", "linear", MOST_SHARED, x.device, K=K, TILE_ROWS=rows, HALVES=halves, PROLOGUE=prologue, DIRECT=direct,
+        BRANCH=branch is not None, BIAS=bias is not None, PAIRS=pairs, WIDE_OUT=wide, HEAD=head or 1,
     )  # fmt: skip
     function(
-        (grid,), warps * 32, shared_bytes(T), x, branch, norm, gate, weight, bias, y, stream, np.int32(T), np.int32(N),
-        np.int64(x.stride(0)), np.int64(0 if gate is None else gate.stride(0)), np.int64(y.stride(0)), np.float32(eps),
-        np.float32(limit),
+        (min(sms, -(-N // rows)),), THREADS, depth * slot_bytes(rows) + others, x, branch, norm, gate, weight, bias, y, stream,
+        np.int32(depth), np.int32(T), np.int32(N), np.int64(x.stride(0)), np.int64(0 if gate is None else gate.stride(0)),
+        np.int64(y.stride(0)), np.float32(eps), np.float32(limit),
     )  # fmt: skip
     return y, stream
 
@@ -101,14 +117,14 @@ def _linear_fp32(x, weight):
 
 @add_norm_linear.impl("cuda", on="cuda")
 def _add_norm_linear(residual, branch, norm, weight, bias=None):
-    if not (suits(residual, weight) and lies_well(residual, branch)):
+    if not (suits(residual, weight) and fits(weight.shape[1]) and lies_well(residual, branch)):
         return triton_linear._add_norm_linear(residual, branch, norm, weight, bias)
     return run(NORM, residual, weight, branch, norm[0], bias=bias, eps=norm[1])
 
 
 @add_norm_gate_up.impl("cuda", on="cuda")
 def _add_norm_gate_up(residual, branch, norm, weight, limit=0.0):
-    if not (suits(residual, weight) and lies_well(residual, branch)):
+    if not (suits(residual, weight) and fits(weight.shape[1]) and lies_well(residual, branch)):
         return triton_linear._add_norm_gate_up(residual, branch, norm, weight, limit)
     return run(NORM, residual, weight, branch, norm[0], eps=norm[1], pairs=True, limit=limit)
 
@@ -116,7 +132,7 @@ def _add_norm_gate_up(residual, branch, norm, weight, limit=0.0):
 @gated_norm_linear.impl("cuda", on="cuda")
 def _gated_norm_linear(o, gate, norm, weight):
     head, rows = o.shape[2], gate.flatten(1) if gate.stride(1) == gate.shape[2] else None
-    fits = 32 <= head <= 256 and head == next_power_of_2(head) and rows is not None and o.is_contiguous()
-    if not (fits and suits(o, weight) and lies_well(rows)):
+    heads = 32 <= head <= 256 and head == next_power_of_2(head) and rows is not None and o.is_contiguous()
+    if not (heads and suits(o, weight) and fits(weight.shape[1]) and lies_well(rows)):
         return triton_linear._gated_norm_linear(o, gate, norm, weight)
     return run(GATED, o.flatten(1), weight, norm=norm[0], gate=rows, eps=norm[1], head=head)[0]

@@ -1,9 +1,11 @@
+#include "common.cuh"
+
 // Gated MLA of a round in three kernels: absorb, attend over runs of the context, join and project.
 //
 // The first also writes the window's latents; the second reads each cached latent once for all heads. Where runs begin and
 // end is told in ops/gpu/attention.py. Defined by the host: H heads, N channels of a query without position, DR with it, R
 // of a latent, DV of a value, STEP between the channels of a pair (2 interleaved, 1 halves), HALVES of 8 window rows,
-// STAGES of latents in shared memory.
+// STAGES of latents in shared memory, QUERY_TILES that a block takes at once.
 
 constexpr int WIDTH = R + DR;
 constexpr int TILE = 64;
@@ -195,13 +197,17 @@ DEVICE void score(float* scores, const u16* queries, const u16* tile, int positi
   }
 }
 
-// Blocks (run, some of the tiles of 16 query rows): parts [runs, T * H, R], logs [runs, T * H], in powers of two.
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+constexpr int TILE_SCORES = 2 * QUERIES * SCORES;  // of one tile of query rows
+
+// Blocks (run, some of the groups of QUERY_TILES tiles of 16 query rows): parts [runs, T * H, R], logs [runs, T * H], in powers
+// of two. A tile of latents serves a whole group.
+extern "C" __global__ void __launch_bounds__(THREADS, QUERY_TILES == 1 ? 2 : 1)
 attend(const u16* q, const u16* latents, const i64* start_at, u16* parts, float* logs, float scale, int T) {
   extern __shared__ __align__(16) unsigned char shared[];
+  constexpr int GROUP = QUERY_TILES * QUERIES;
   u16* tiles = (u16*)shared;                       // [STAGES][TILE][STRIDE]
-  u16* queries = tiles + STAGES * TILE * STRIDE;   // [QUERIES][STRIDE]
-  float* scores = (float*)(queries + QUERIES * STRIDE);
+  u16* queries = tiles + STAGES * TILE * STRIDE;   // [GROUP][STRIDE]
+  float* scores = (float*)(queries + GROUP * STRIDE);  // [QUERY_TILES][TILE_SCORES]
   const int run = blockIdx.x, begin = run_first(run), start = int(*start_at), end = start + T, num_rows = T * H;
   load_tile(tiles, latents, begin, 0, start, false);  // entries of earlier rounds, while the kernel ahead still runs
   depend();
@@ -211,16 +217,18 @@ attend(const u16* q, const u16* latents, const i64* start_at, u16* parts, float*
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, q4 = lane & 3;
   int stage = 0;
   bool loaded = true;  // the first tile, in the current stage
-  for (int first_row = blockIdx.y * QUERIES; first_row < num_rows; first_row += gridDim.y * QUERIES) {
-    for (int i = threadIdx.x; i < QUERIES * VECTORS; i += THREADS) {
+  for (int first_row = blockIdx.y * GROUP; first_row < num_rows; first_row += gridDim.y * GROUP) {
+    for (int i = threadIdx.x; i < GROUP * VECTORS; i += THREADS) {
       const int row = i / VECTORS, column = i % VECTORS * 8;
-      const bool inside = first_row + row < num_rows;
-      *(uint4*)(queries + row * STRIDE + column) =
-          inside ? fresh16(q + i64(first_row + row) * WIDTH + column) : make_uint4(0, 0, 0, 0);
+      u16* to = queries + row * STRIDE + column;
+      if (first_row + row < num_rows) copy16(to, q + i64(first_row + row) * WIDTH + column);
+      else *(uint4*)to = make_uint4(0, 0, 0, 0);
     }
+    commit();
     if (!loaded) load_tile(tiles + stage * TILE * STRIDE, latents, begin, 0, end, true);
-    Softmax softmax;
-    softmax.clear();
+    Softmax softmax[QUERY_TILES];
+#pragma unroll
+    for (int k = 0; k < QUERY_TILES; k++) softmax[k].clear();
     for (int i = 0; i < count; i++) {
       const int position = begin + i * TILE;
       const u16* tile = tiles + stage * TILE * STRIDE;
@@ -231,24 +239,29 @@ attend(const u16* q, const u16* latents, const i64* start_at, u16* parts, float*
         copied<0>();
       }
       __syncthreads();
-      score(scores, queries, tile, position, first_row, num_rows, start, scale);
+#pragma unroll
+      for (int k = 0; k < QUERY_TILES; k++) {
+        score(scores + k * TILE_SCORES, queries + k * QUERIES * STRIDE, tile, position, first_row + k * QUERIES, num_rows, start, scale);
+      }
       __syncthreads();
-      softmax.add(scores, tile);
+#pragma unroll
+      for (int k = 0; k < QUERY_TILES; k++) softmax[k].add(scores + k * TILE_SCORES, tile);
       __syncthreads();
       if (i + 1 < count) stage ^= 1;
     }
     loaded = count == 1;
 #pragma unroll
-    for (int side = 0; side < 2; side++) {
+    for (int side = 0; side < 2 * QUERY_TILES; side++) {
+      const Softmax& made = softmax[side / 2];
       const int row = first_row + g + side * 8;
-      const bool some = softmax.total[side] > 0.f;
-      const float share = some ? 1.f / softmax.total[side] : 0.f;
+      const bool some = made.total[side % 2] > 0.f;
+      const float share = some ? 1.f / made.total[side % 2] : 0.f;
       if (row < num_rows) {
         const i64 at = i64(run) * num_rows + row;
-        if (warp == 0 && q4 == 0) logs[at] = some ? softmax.m[side] + log2f(softmax.total[side]) : -INF;
+        if (warp == 0 && q4 == 0) logs[at] = some ? made.m[side % 2] + log2f(made.total[side % 2]) : -INF;
 #pragma unroll
         for (int n = 0; n < COLUMNS / 8; n++) {
-          const u32 two = pack(softmax.acc[n][side * 2] * share, softmax.acc[n][side * 2 + 1] * share);
+          const u32 two = pack(made.acc[n][side % 2 * 2] * share, made.acc[n][side % 2 * 2 + 1] * share);
           *(u32*)(parts + at * R + warp * COLUMNS + n * 8 + 2 * q4) = two;
         }
       }
@@ -256,33 +269,44 @@ attend(const u16* q, const u16* latents, const i64* start_at, u16* parts, float*
   }
 }
 
-constexpr int LANES = R / 8;               // that take 8 latent channels each
-constexpr int JOINING = THREADS / LANES;   // groups of them, each on runs of its own
+// A cluster of blocks joins a head: each takes a slice of the latent's columns, over all runs and for all values.
+constexpr int SLICES = 4;
+constexpr int SLICE = R / SLICES;
+constexpr int LANES = SLICE / 8;          // that take 8 latent channels each
+constexpr int JOINING = THREADS / LANES;  // groups of them, each on runs of its own
+constexpr int HELD = 8;                   // runs of a group that are on their way before their weights are known
 constexpr int MOST_RUNS = 1536;
-constexpr int VALUES = 32;                 // of one block
-constexpr int EACH = VALUES / (THREADS / 32);
-constexpr int SHARE = (LANES + 31) / 32;
+constexpr int EACH = (DV + THREADS / LANES - 1) / (THREADS / LANES);
+constexpr int OWN = (DV + SLICES - 1) / SLICES;  // values whose sum a block ends
 
-// Blocks (head, 32 value channels, window row): out [T, H * DV], the sum over all runs that the row sees, projected and gated.
-extern "C" __global__ void __launch_bounds__(THREADS)
+// Blocks (head, slice, window row): out [T, H * DV], the sum over all runs that the row sees, projected and gated.
+extern "C" __global__ void __cluster_dims__(1, SLICES, 1) __launch_bounds__(THREADS)
 project(const u16* parts, const float* logs, const u16* up_value, i64 up_head, const u16* gates, i64 gate_row, const i64* start_at,
         u16* out, int T) {
-  __shared__ float weights[MOST_RUNS], sums[JOINING][R + 4], context[R], most[THREADS / 32], totals[THREADS / 32];
-  const int head = blockIdx.x, t = blockIdx.z, tid = threadIdx.x, warp = tid >> 5, lane = tid & 31;
-  const int value = blockIdx.y * VALUES + warp * EACH;
-  uint4 w[EACH][SHARE];
+  __shared__ float weights[MOST_RUNS], sums[JOINING][SLICE + 4], context[SLICE], most[THREADS / 32], totals[THREADS / 32];
+  __shared__ float inbox[SLICES][OWN];
+  const int head = blockIdx.x, slice = blockIdx.y, t = blockIdx.z, tid = threadIdx.x, warp = tid >> 5, lane = tid & 31;
+  const int group = tid / LANES, r8 = tid % LANES * 8, column = slice * SLICE + r8;
+  cluster_arrive();
+  uint4 w[EACH];
 #pragma unroll
   for (int v = 0; v < EACH; v++) {
-#pragma unroll
-    for (int k = 0; k < SHARE; k++) {
-      const int r = lane + k * 32;
-      w[v][k] = r < LANES && value + v < DV ? stream16(up_value + head * up_head + i64(value + v) * R + r * 8) : make_uint4(0, 0, 0, 0);
-    }
+    const int value = v * (THREADS / LANES) + group;
+    w[v] = value < DV ? stream16(up_value + head * up_head + i64(value) * R + column) : make_uint4(0, 0, 0, 0);
   }
   const int runs = run_of(int(*start_at) + t) + 1, row = t * H + head;
   const float gate = wide(fresh(gates + t * gate_row + head));  // some kernels old
   depend();
 
+  uint4 part[HELD];
+  const auto fetch = [&](int begin) {
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+      const int run = begin + group + k * JOINING;
+      part[k] = run < runs ? fresh16(parts + (i64(run) * T * H + row) * R + column) : make_uint4(0, 0, 0, 0);
+    }
+  };
+  fetch(0);
   float highest = -INF;
   for (int run = tid; run < runs; run += THREADS) {
     const float log = fresh(logs + i64(run) * T * H + row);
@@ -301,17 +325,20 @@ project(const u16* parts, const float* logs, const u16* up_value, i64 up_head, c
   if (lane == 0) totals[warp] = total;
   __syncthreads();
 
-  const int group = tid / LANES, r8 = tid % LANES * 8;
   float acc[8] = {};
-#pragma unroll 8
-  for (int run = group; run < runs; run += JOINING) {
-    const uint4 part = fresh16(parts + (i64(run) * T * H + row) * R + r8);
-    const float weight = weights[run];
-    const u32 pairs[4] = {part.x, part.y, part.z, part.w};
+#pragma unroll 1
+  for (int begin = 0; begin < runs; begin += HELD * JOINING) {
+    if (begin) fetch(begin);
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-      acc[2 * i] = fmaf(weight, low(pairs[i]), acc[2 * i]);
-      acc[2 * i + 1] = fmaf(weight, high(pairs[i]), acc[2 * i + 1]);
+    for (int k = 0; k < HELD; k++) {
+      const int run = begin + group + k * JOINING;
+      const float weight = run < runs ? weights[run] : 0.f;
+      const u32 pairs[4] = {part[k].x, part[k].y, part[k].z, part[k].w};
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        acc[2 * i] = fmaf(weight, low(pairs[i]), acc[2 * i]);
+        acc[2 * i + 1] = fmaf(weight, high(pairs[i]), acc[2 * i + 1]);
+      }
     }
   }
 #pragma unroll
@@ -320,7 +347,7 @@ project(const u16* parts, const float* logs, const u16* up_value, i64 up_head, c
   total = 0.f;
 #pragma unroll
   for (int i = 0; i < THREADS / 32; i++) total += totals[i];
-  for (int r = tid; r < R; r += THREADS) {
+  for (int r = tid; r < SLICE; r += THREADS) {
     float sum = 0.f;
 #pragma unroll
     for (int i = 0; i < JOINING; i++) sum += sums[i][r];
@@ -328,22 +355,24 @@ project(const u16* parts, const float* logs, const u16* up_value, i64 up_head, c
   }
   __syncthreads();
 
-  const float opened = rounded(sigmoid(gate));
+  cluster_wait();  // the others have begun, so their shared memory is theirs
 #pragma unroll
   for (int v = 0; v < EACH; v++) {
+    const u32 pairs[4] = {w[v].x, w[v].y, w[v].z, w[v].w};
     float sum = 0.f;
 #pragma unroll
-    for (int k = 0; k < SHARE; k++) {
-      const int r = (lane + k * 32) * 8;
-      if (r < R) {
-        const u32 pairs[4] = {w[v][k].x, w[v][k].y, w[v][k].z, w[v][k].w};
+    for (int i = 0; i < 4; i++) sum = fmaf(high(pairs[i]), context[r8 + 2 * i + 1], fmaf(low(pairs[i]), context[r8 + 2 * i], sum));
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-          sum = fmaf(high(pairs[i]), context[r + 2 * i + 1], fmaf(low(pairs[i]), context[r + 2 * i], sum));
-        }
-      }
-    }
-    sum = warp_sum(sum);
-    if (lane == 0 && value + v < DV) out[i64(row) * DV + value + v] = narrow(rounded(sum) * opened);
+    for (int step = LANES / 2; step; step >>= 1) sum += __shfl_xor_sync(~0u, sum, step);
+    const int value = v * (THREADS / LANES) + group;
+    if (tid % LANES == 0 && value < DV) send(&inbox[slice][value % OWN], value / OWN, sum);
   }
+  cluster_arrive();
+  cluster_wait();
+  const int value = slice * OWN + tid;
+  if (tid >= OWN || value >= DV) return;
+  float sum = 0.f;
+#pragma unroll
+  for (int i = 0; i < SLICES; i++) sum += inbox[i][tid];
+  out[i64(row) * DV + value] = narrow(rounded(sum) * rounded(sigmoid(gate)));
 }

@@ -14,7 +14,7 @@ from soloist.ops.gpu.cuda.program import is_available, kernel
 from soloist.ops.gpu.launch import num_sms
 from soloist.ops.mla import mla_round
 
-TILE, QUERIES, ABSORBED, VALUES, THREADS = 64, 16, 64, 32, 256
+TILE, QUERIES, ABSORBED, SLICES, THREADS = 64, 16, 64, 4, 256
 SHORT_CONTEXT = 8192
 """Up to here a run is one tile, so a second one has nothing to hold."""
 MOST_RUNS = 1536
@@ -24,7 +24,7 @@ MOST_ROWS = 16
 def suits(
     q: torch.Tensor, kv: torch.Tensor, up_key: torch.Tensor, up_value: torch.Tensor, latents: torch.Tensor, bound: int
 ) -> bool:
-    """bf16, whole chunks, latent columns that eight warps share, rows of 16 bytes."""
+    """bf16, clusters of blocks, whole chunks, latent columns that eight warps share, rows of 16 bytes."""
     (_, R, N), DR = up_key.shape, latents.shape[3] - up_key.shape[1]
     bf16 = all(x.dtype == torch.bfloat16 for x in (q, kv, up_key, up_value, latents))
     return (
@@ -61,9 +61,11 @@ def _mla_round(
     assert up_key.is_contiguous() and latents.is_contiguous() and gate.stride(1) == 1
     runs, device, count = num_runs(pages * P), q.device, np.int32(T)
     stages = 1 if pages * P <= SHORT_CONTEXT else 2
-    tile_bytes = (stages * TILE + QUERIES) * (width + 8) * 2 + 2 * QUERIES * (TILE + 4) * 4
+    row_tiles = -(-T * H // QUERIES)
+    query_tiles = 1 if row_tiles == 1 else 2
+    tile_bytes = (stages * TILE + query_tiles * QUERIES) * (width + 8) * 2 + query_tiles * 2 * QUERIES * (TILE + 4) * 4
     sizes = {"H": H, "N": N, "DR": width - R, "R": R, "DV": DV, "STEP": 2 if interleaved else 1, "HALVES": -(-T // ROWS),
-             "STAGES": stages}  # fmt: skip
+             "STAGES": stages, "QUERY_TILES": query_tiles}  # fmt: skip
     queries, parts = q.new_empty(T, H, width), q.new_empty(runs, T * H, R)
     logs, out = q.new_empty(runs, T * H, dtype=torch.float32), q.new_empty(T, H * DV)
     kernel("mla", "absorb", 0, device, **sizes)(
@@ -71,13 +73,12 @@ def _mla_round(
         norm_weight, np.float32(eps), up_key, cos.contiguous(), sin.contiguous(), latents, page, offset, queries, count,
         np.int32(P),
     )  # fmt: skip
-    row_tiles = -(-T * H // QUERIES)
     kernel("mla", "attend", tile_bytes, device, **sizes)(
-        (runs, min(row_tiles, max(1, num_sms(device) // runs))), THREADS, tile_bytes, queries, latents, start, parts, logs,
-        np.float32(scale * math.log2(math.e)), count,
+        (runs, min(-(-row_tiles // query_tiles), max(1, num_sms(device) // runs))), THREADS, tile_bytes, queries, latents, start,
+        parts, logs, np.float32(scale * math.log2(math.e)), count,
     )  # fmt: skip
     kernel("mla", "project", 0, device, **sizes)(
-        (H, -(-DV // VALUES), T), THREADS, 0, parts, logs, up_value, np.int64(up_value.stride(0)), gate,
+        (H, SLICES, T), THREADS, 0, parts, logs, up_value, np.int64(up_value.stride(0)), gate,
         np.int64(gate.stride(0)), start, out, count,
     )  # fmt: skip
     return out

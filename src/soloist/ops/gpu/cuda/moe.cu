@@ -1,3 +1,6 @@
+#include "common.cuh"
+#include "ring.cuh"
+
 // A round's mixture of experts in three kernels: router and shared expert, routed experts up, all experts down.
 //
 // No sort and no atomics on global memory: every block repeats the choice of experts from the router's logits, which is
@@ -5,13 +8,11 @@
 // third kernel; each is read once, whatever number of rows chose it. Rows that did not choose an item have weight 0 there.
 //
 // Defined by the host: D inputs, F hidden values of an expert, E experts, GROUPS, TOP_GROUPS, TOP_K, SIGMOID, HAS_BIAS,
-// NORMALISE, SCALING, SHARED (whether an expert of F hidden values takes every row), WIDE_ROUTER (fp32), HALVES of 8 rows;
-// STAGE, STAGES and DEPTH of the up product, see Tiles.
+// NORMALISE, SCALING, SHARED (whether an expert of F hidden values takes every row), WIDE_ROUTER (fp32), HALVES of 8 rows,
+// DOWN_ROWS outputs of a down block.
 
-constexpr int WARPS = 8;
-constexpr int CHUNKS = D / 32;
-constexpr int PER_WARP = (CHUNKS + WARPS - 1) / WARPS;
-constexpr int STRIDE = D + 32;
+constexpr int PER_WARP = (D / 32 + WARPS - 1) / WARPS;  // of a row's columns by 32, for the router
+constexpr int STRIDE = D + 32;  // of x in shared memory, in bf16: 64 bytes on, so that two rows share no bank
 constexpr int PARTIAL = HALVES * ROWS * OUTS;
 constexpr int LOGITS = 8;  // experts of one router block
 constexpr int PER_LANE = E < 32 ? 1 : E / 32;
@@ -37,7 +38,7 @@ DEVICE float router_weight(const void* w, i64 at) {
 
 // 8 router logits of every row, fp32; the first block also writes the new residual stream and its norm's scale [T].
 DEVICE void router_block(int block, const u16* residual, const u16* branch, const u16* norm, const void* router, u16* stream,
-                         float* scales, float* logits, int T, float eps, float* partials, float* squares) {
+                         float* scales, float* logits, int T, float eps, u16* rows, float* partials, float* squares) {
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, first = warp * PER_WARP * 32;
   float w[LOGITS][PER_WARP], weight[PER_WARP];
 #pragma unroll
@@ -51,18 +52,17 @@ DEVICE void router_block(int block, const u16* residual, const u16* branch, cons
       w[e][j] = inside && expert < E ? router_weight(router, i64(expert) * D + column) : 0.f;
     }
   }
+  Norm<D, true, false, HALVES * ROWS> entering;
   depend();
+  entering.enter(rows, STRIDE, squares, residual, D, branch, block ? nullptr : stream, T);
+  meet();
   for (int t = 0; t < T; t++) {
-    float sums[LOGITS] = {}, square = 0.f;
+    float sums[LOGITS] = {};
 #pragma unroll
     for (int j = 0; j < PER_WARP; j++) {
       const int column = first + j * 32 + lane;
       if (column >= D) continue;
-      const i64 at = i64(t) * D + column;
-      const u16 stored = narrow(wide(fresh(residual + at)) + wide(fresh(branch + at)));
-      if (block == 0) stream[at] = stored;
-      const float s = wide(stored), x = s * weight[j];
-      square = fmaf(s, s, square);
+      const float x = wide(rows[t * STRIDE + column]) * weight[j];
 #pragma unroll
       for (int e = 0; e < LOGITS; e++) sums[e] = fmaf(w[e][j], x, sums[e]);
     }
@@ -78,12 +78,10 @@ DEVICE void router_block(int block, const u16* residual, const u16* branch, cons
     }
     sums[0] += __shfl_xor_sync(~0u, sums[0], 2);
     sums[0] += __shfl_xor_sync(~0u, sums[0], 1);
-    square = warp_sum(square);
     if ((lane & 3) == 0) partials[(warp * HALVES * ROWS + t) * LOGITS + lane / 4] = sums[0];
-    if (lane == 0) squares[warp * HALVES * ROWS + t] = square;
   }
-  __syncthreads();
-  for (int i = threadIdx.x; i < T * LOGITS; i += WARPS * 32) {
+  meet();
+  for (int i = threadIdx.x; i < T * LOGITS; i += CONSUMERS) {
     const int t = i / LOGITS, e = i % LOGITS, expert = block * LOGITS + e;
     const float scale = rsqrtf(sum_partials<WARPS, HALVES * ROWS>(squares, t) / D + eps);
     if (expert < E) logits[i64(t) * E + expert] = sum_partials<WARPS, HALVES * ROWS * LOGITS>(partials, i) * scale;
@@ -93,7 +91,7 @@ DEVICE void router_block(int block, const u16* residual, const u16* branch, cons
 
 // 8 hidden values of one gated expert for every row, from its partial sums.
 DEVICE void store_hidden(u16* h, const float* partials, int unit, int T, float limit, const float* scales) {
-  for (int i = threadIdx.x; i < 8 * T; i += WARPS * 32) {
+  for (int i = threadIdx.x; i < 8 * T; i += CONSUMERS) {
     const int t = i / 8, j = i % 8;
     const float scale = scales[t];
     const float gate = sum_partials<WARPS, PARTIAL>(partials, t * OUTS + 2 * j) * scale;
@@ -102,40 +100,41 @@ DEVICE void store_hidden(u16* h, const float* partials, int unit, int T, float l
   }
 }
 
-// Rows of a stacked [gate; up] weight [2F, D] for lane group g: one gate and one up row by turns.
-DEVICE void gated_rows(const u16* weight, int unit, const u16*& row0, const u16*& row1) {
-  const int g = (threadIdx.x & 31) >> 2;
-  row0 = weight + i64(unit * 8 + g / 2 + (g & 1) * F) * D;
-  row1 = row0 + i64(4) * D;
-}
+// Row r of a unit of 8 hidden values in a stacked [gate; up] weight [2F, D]: gate and up rows by turns.
+DEVICE const u16* gated_row(const u16* weight, int unit, int r) { return weight + i64(unit * 8 + r / 2 + r % 2 * F) * D; }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 2)
+extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 2)
 router(const u16* residual, const u16* branch, const u16* norm, const void* router, const u16* shared_weight, u16* stream,
-       float* scales, float* logits, u16* h, int T, float eps, float limit) {
-  extern __shared__ __align__(16) unsigned char shared[];
-  float* partials = (float*)shared;             // [WARPS][PARTIAL]
-  float* squares = partials + WARPS * PARTIAL;  // [WARPS][HALVES * ROWS]
-  float* own = squares + WARPS * HALVES * ROWS;  // [HALVES * ROWS] scales
-  u16* rows = (u16*)(own + HALVES * ROWS);
+       float* scales, float* logits, u16* h, int depth, int T, float eps, float limit) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  __shared__ __align__(8) unsigned long long barriers[2 * MOST_SLOTS];
+  Ring<OUTS> ring;
+  float* partials = (float*)(shared + depth * ring.SLOT);  // [2][WARPS][PARTIAL]
+  float* squares = partials + 2 * WARPS * PARTIAL;         // [WARPS][HALVES * ROWS]
+  float* own = squares + WARPS * HALVES * ROWS;            // [HALVES * ROWS] scales
+  u16* rows = (u16*)(own + HALVES * ROWS);                 // [T][STRIDE]
   constexpr int BLOCKS = (E + LOGITS - 1) / LOGITS;
   if (blockIdx.x < BLOCKS) {
-    router_block(blockIdx.x, residual, branch, norm, router, stream, scales, logits, T, eps, partials, squares);
+    if (!asks()) router_block(blockIdx.x, residual, branch, norm, router, stream, scales, logits, T, eps, rows, partials, squares);
     return;
   }
-  const int unit = blockIdx.x - BLOCKS, warp = threadIdx.x >> 5, first = warp * PER_WARP;
-  const u16 *row0, *row1;
-  gated_rows(shared_weight, unit, row0, row1);
-  uint4 w[PER_WARP][2];
-  load_chunks(w, row0, row1, first, CHUNKS);
+  Tiles<D, OUTS, HALVES> tiles;
+  tiles.first = blockIdx.x - BLOCKS, tiles.step = gridDim.x, tiles.count = tiles.first + 1;
+  ring.begin(shared, barriers, depth);
+  __syncthreads();
+  if (asks()) {
+    auto row_of = [&](int unit, int r) { return gated_row(shared_weight, unit, r); };
+    tiles.ask(ring, row_of);
+    return;
+  }
+  Norm<D, true, true, HALVES * ROWS> entering;
+  entering.begin(norm);
   depend();
-  enter_norm<PER_WARP * 32, true>(rows, rows + T * STRIDE, STRIDE, squares + warp * HALVES * ROWS, residual, D, branch, norm, nullptr, T, first * 32, D);
-  float acc[HALVES][2][4] = {};
-  multiply_chunks<false>(acc, w, rows, STRIDE, T, first, CHUNKS);
-  store_partial(partials + warp * PARTIAL, acc);
-  __syncthreads();
-  for (int t = threadIdx.x; t < T; t += WARPS * 32) own[t] = rsqrtf(sum_partials<WARPS, HALVES * ROWS>(squares, t) / D + eps);
-  __syncthreads();
-  store_hidden(h, partials, unit, T, limit, own);
+  entering.enter(rows, STRIDE, squares, residual, D, branch, nullptr, T);
+  meet();
+  for (int t = threadIdx.x; t < T; t += CONSUMERS) own[t] = rsqrtf(sum_partials<WARPS, HALVES * ROWS>(squares, t) / D + eps);
+  auto finish = [&](int unit, const float* sums) { store_hidden(h, sums, unit, T, limit, own); };
+  tiles.run<false>(ring, rows, STRIDE, T, partials, finish);
 }
 
 // A lane's selection biases, its experts being the PER_LANE from lane * PER_LANE on; the same for every row.
@@ -238,16 +237,19 @@ struct Items {
 // Rows of the window that count: all, or the first that the round found worth verifying.
 DEVICE int counted(const i64* rows, int T) { return rows ? min(T, int(*rows)) : T; }
 
+// Before `choose_all`.
+DEVICE void clear(Items& items) {
+  if (threadIdx.x < (E + 31) / 32) items.used[threadIdx.x] = 0;
+}
+
 // All rows' choices, and from them the items. logit: of row `warp`, loaded before; shares [rows][E] or null.
 DEVICE void choose_all(Items& items, float* shares, const float* logits, float (&logit)[PER_LANE], const float (&bias)[PER_LANE], int T) {
-  if (threadIdx.x < (E + 31) / 32) items.used[threadIdx.x] = 0;
-  __syncthreads();
   for (int t = threadIdx.x >> 5; t < T; t += WARPS) {
     choose(logit, bias, items.used, shares ? shares + t * E : nullptr);
     load_logits(logit, logits, t + WARPS, T);
   }
-  __syncthreads();
-  for (int e = threadIdx.x; e < E; e += WARPS * 32) {
+  meet();
+  for (int e = threadIdx.x; e < E; e += CONSUMERS) {
     int before = 0;
 #pragma unroll
     for (int word = 0; word < (E + 31) / 32; word++) {
@@ -259,134 +261,123 @@ DEVICE void choose_all(Items& items, float* shares, const float* logits, float (
     if (is_used) items.expert[before] = e;
     if (e == E - 1) items.count = before + is_used;
   }
-  __syncthreads();
+  meet();
 }
 
 constexpr int UNITS = F / 8;  // of 8 hidden values that an expert has
 
 // Blocks make units of 8 hidden values by turns: h [items, T, F].
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 2)
+extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 2)
 up(const u16* stream, const u16* norm, const float* scales, const float* logits, const float* biases, const i64* counting,
-   const u16* weight, u16* h, int T, float limit) {
-  extern __shared__ __align__(16) unsigned char shared[];
-  float* partials = (float*)shared;  // [2][WARPS][PARTIAL]
-  float* squares = partials + 2 * WARPS * PARTIAL;  // of no use here
-  float* own = squares + WARPS * HALVES * ROWS;     // [HALVES * ROWS] scales
-  u16* rows = (u16*)(own + HALVES * ROWS);
+   const u16* weight, u16* h, int depth, int T, float limit) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  __shared__ __align__(8) unsigned long long barriers[2 * MOST_SLOTS];
   __shared__ Items items;
-  const int warp = threadIdx.x >> 5, first = warp * STAGE * STAGES * 32;
+  Ring<OUTS> ring;
+  float* partials = (float*)(shared + depth * ring.SLOT);  // [2][WARPS][PARTIAL]
+  float* squares = partials + 2 * WARPS * PARTIAL;         // of no use here
+  float* own = squares + WARPS * HALVES * ROWS;            // [HALVES * ROWS] scales
+  u16* rows = (u16*)(own + HALVES * ROWS);                 // [T][STRIDE]
+  Tiles<D, OUTS, HALVES> tiles;
+  tiles.first = blockIdx.x, tiles.step = gridDim.x;
+  ring.begin(shared, barriers, depth);
+  clear(items);
+  __syncthreads();
+  if (asks()) {
+    __syncthreads();  // the items are known
+    tiles.count = items.count * UNITS;
+    auto row_of = [&](int tile, int r) { return gated_row(weight + i64(items.expert[tile / UNITS]) * 2 * F * D, tile % UNITS, r); };
+    tiles.ask(ring, row_of);
+    return;
+  }
+  Norm<D, false, true, HALVES * ROWS> entering;
   float bias[PER_LANE], logit[PER_LANE];
+  entering.begin(norm);
   load_bias(bias, biases);
   depend();
-  load_logits(logit, logits, warp, counted(counting, T));
+  const int live = counted(counting, T);
+  load_logits(logit, logits, threadIdx.x >> 5, live);
   if (threadIdx.x < T) own[threadIdx.x] = fresh(scales + threadIdx.x);
-  enter_norm<STAGE * STAGES * 32, false>(rows, nullptr, STRIDE, squares + warp * HALVES * ROWS, stream, D, nullptr, norm, nullptr, T, first, D);
-  choose_all(items, nullptr, logits, logit, bias, counted(counting, T));
-  auto rows_of = [&](int tile, const u16*& row0, const u16*& row1) {
-    gated_rows(weight + i64(items.expert[tile / UNITS]) * 2 * F * D, tile % UNITS, row0, row1);
-  };
+  entering.enter(rows, STRIDE, squares, stream, D, nullptr, nullptr, T);
+  choose_all(items, nullptr, logits, logit, bias, live);
+  __syncthreads();
+  tiles.count = items.count * UNITS;
   auto finish = [&](int tile, const float* sums) {
     store_hidden(h + i64(tile / UNITS) * T * F, sums, tile % UNITS, T, limit, own);
   };
-  Tiles<WARPS, CHUNKS, STAGE, STAGES, DEPTH, HALVES> tiles;
-  tiles.first = blockIdx.x, tiles.step = gridDim.x, tiles.count = items.count * UNITS;
-  tiles.begin(rows_of);
-  tiles.run<false>(rows, STRIDE, T, partials, rows_of, finish);
+  tiles.run<false>(ring, rows, STRIDE, T, partials, finish);
 }
 
-constexpr int DOWN_CHUNKS = F / 32;
-constexpr int DOWN_PER_WARP = (DOWN_CHUNKS + WARPS - 1) / WARPS;
-constexpr int SLOT = WARPS * DOWN_PER_WARP * 2 * 32 * 16;  // bytes of one item's weights in the ring
-constexpr int SLOTS = SLOT * 10 <= 163840 ? 10 : 163840 / SLOT;  // one row's items, the shared one too, and one more
-constexpr int AHEAD = DOWN_PER_WARP * HALVES <= 2 ? 9 : DOWN_PER_WARP * HALVES <= 4 ? 4 : 2;  // items whose h is in registers
+constexpr int DOWN_PIECES = (F + PIECE - 1) / PIECE;  // of an item
+constexpr int AHEAD = DOWN_PIECES * HALVES == 1 ? 5 : DOWN_PIECES * HALVES == 2 ? 3 : 1;  // items whose h is in registers
 
-// A lane copies the weights that it will multiply, so nobody has to wait for another.
-DEVICE void fetch_item(unsigned char* slot, const u16* weight) {
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
-  const u16* row0 = weight + i64(blockIdx.x * OUTS + g) * F;
-#pragma unroll
-  for (int j = 0; j < DOWN_PER_WARP; j++) {
-    const int chunk = warp * DOWN_PER_WARP + j;
-    if (chunk < DOWN_CHUNKS) {
-      unsigned char* to = slot + ((chunk * 2) * 32 + lane) * 16;
-      copy16(to, row0 + chunk * 32 + q * 8);
-      copy16(to + 32 * 16, row0 + i64(8) * F + chunk * 32 + q * 8);
-    }
-  }
-}
-
-// 16 outputs over all experts in ascending order, the shared one first. The logits are two kernels old, so they may be read
-// before `depend`: every kernel triggers after its own wait.
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 2)
+// DOWN_ROWS outputs over all experts in ascending order, the shared one first. The logits are two kernels old, so they may be
+// read before `depend`: every kernel triggers after its own wait.
+extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 2)
 down(const float* logits, const float* biases, const i64* counting, const u16* weight, const u16* h, const u16* shared_weight,
-     const u16* shared_h, u16* y, int T) {
-  extern __shared__ __align__(16) unsigned char shared[];
-  float* partials = (float*)(shared + SLOTS * SLOT);
-  float* shares = partials + WARPS * PARTIAL;  // [HALVES * ROWS][E]
+     const u16* shared_h, u16* y, int depth, int T) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  __shared__ __align__(8) unsigned long long barriers[2 * MOST_SLOTS];
   __shared__ Items items;
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
-  if (SHARED) fetch_item(shared, shared_weight);
-  commit();
+  Ring<DOWN_ROWS> ring;
+  float* partials = (float*)(shared + depth * ring.SLOT);  // [WARPS][PARTIAL]
+  float* shares = partials + WARPS * PARTIAL;              // [HALVES * ROWS][E]
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, q = lane & 3;
+  const int out = blockIdx.x * DOWN_ROWS;
+  ring.begin(shared, barriers, depth);
+  clear(items);
+  __syncthreads();
+  if (asks()) {
+    auto ask = [&](const u16* expert) {
+      const u16* row = lane < DOWN_ROWS && out + lane < D ? expert + i64(out + lane) * F : nullptr;
+#pragma unroll 1
+      for (int piece = 0; piece < DOWN_PIECES; piece++) ring.ask(row ? row + piece * PIECE : nullptr, piece_columns(F, piece) * 2);
+    };
+    if (SHARED) ask(shared_weight);
+    __syncthreads();  // the items are known
+    for (int i = 0; i < items.count; i++) ask(weight + i64(items.expert[i]) * D * F);
+    return;
+  }
   const int live = counted(counting, T);
   float bias[PER_LANE], logit[PER_LANE];
   load_logits(logit, logits, warp, live);
   load_bias(bias, biases);
   choose_all(items, shares, logits, logit, bias, live);
+  __syncthreads();
   const int count = items.count + SHARED;
-  auto fetch = [&](int i) {
-    if (i < count) fetch_item(shared + i % SLOTS * SLOT, weight + i64(items.expert[i - SHARED]) * D * F);
-    commit();
-  };
-  if (!SHARED) fetch(0);
-#pragma unroll 1
-  for (int i = 1; i < SLOTS; i++) fetch(i);
   depend();
 
   float acc[HALVES][4] = {};
+  uint4 x[AHEAD][DOWN_PIECES][HALVES][EACH];
+  const auto load = [&](int i, uint4 (&to)[DOWN_PIECES][HALVES][EACH]) {
+    const u16* from = SHARED && i == 0 ? shared_h : h + i64(i - SHARED) * T * F;
+#pragma unroll
+    for (int piece = 0; piece < DOWN_PIECES; piece++) load_x<true>(to[piece], from, F, i < count ? T : 0, F, piece);
+  };
+#pragma unroll
+  for (int k = 0; k < AHEAD; k++) load(k, x[k]);
 #pragma unroll 1
   for (int begin = 0; begin < count; begin += AHEAD) {
-    uint4 x[AHEAD][HALVES][DOWN_PER_WARP];
-#pragma unroll
-    for (int k = 0; k < AHEAD; k++) {
-      const int i = begin + k;
-      const u16* from = SHARED && i == 0 ? shared_h : h + i64(i - SHARED) * T * F;
-#pragma unroll
-      for (int half = 0; half < HALVES; half++) {
-#pragma unroll
-        for (int j = 0; j < DOWN_PER_WARP; j++) {
-          const int t = half * ROWS + g, chunk = warp * DOWN_PER_WARP + j;
-          const bool inside = i < count && t < T && chunk < DOWN_CHUNKS;
-          x[k][half][j] = inside ? fresh16(from + i64(t) * F + chunk * 32 + q * 8) : make_uint4(0, 0, 0, 0);
-        }
-      }
-    }
 #pragma unroll
     for (int k = 0; k < AHEAD; k++) {
       const int i = begin + k;
       if (i < count) {
-        copied<SLOTS - 1>();
-        const unsigned char* slot = shared + i % SLOTS * SLOT;
-        float own[HALVES][2][4] = {};
+        float sums[HALVES][2][4] = {};
 #pragma unroll
-        for (int j = 0; j < DOWN_PER_WARP; j++) {
-          const int chunk = warp * DOWN_PER_WARP + j;
-          if (chunk < DOWN_CHUNKS) {
-            const uint4* at = (const uint4*)slot + (chunk * 2) * 32 + lane;
-            const uint4 w0 = at[0], w1 = at[32];
-#pragma unroll
-            for (int half = 0; half < HALVES; half++) multiply(own[half], w0, w1, x[k][half][j]);
-          }
+        for (int piece = 0; piece < DOWN_PIECES; piece++) {
+          multiply_piece<DOWN_ROWS>(sums, ring.take(), x[k][piece], F, piece);
+          ring.release();
         }
+        load(i + AHEAD, x[k]);
 #pragma unroll
         for (int half = 0; half < HALVES; half++) {
 #pragma unroll
           for (int n = 0; n < 4; n++) {
             const int t = half * ROWS + 2 * q + (n & 1);
             const float share = SHARED && i == 0 ? 1.f : t < live ? shares[t * E + items.expert[i - SHARED]] : 0.f;
-            acc[half][n] = fmaf(share, own[half][0][n] + own[half][1][n], acc[half][n]);
+            acc[half][n] = fmaf(share, sums[half][0][n] + sums[half][1][n], acc[half][n]);
           }
         }
-        fetch(i + SLOTS);
       }
     }
   }
@@ -397,9 +388,9 @@ down(const float* logits, const float* biases, const i64* counting, const u16* w
     for (int n = 0; n < 4; n++) all[half][0][n] = acc[half][n];
   }
   store_partial(partials + warp * PARTIAL, all);
-  __syncthreads();
-  for (int i = threadIdx.x; i < OUTS * T; i += WARPS * 32) {
-    const int t = i / OUTS, out = i % OUTS;
-    y[i64(t) * D + blockIdx.x * OUTS + out] = narrow(sum_partials<WARPS, PARTIAL>(partials, i));
+  meet();
+  for (int i = threadIdx.x; i < DOWN_ROWS * T; i += CONSUMERS) {
+    const int t = i / DOWN_ROWS, row = i % DOWN_ROWS;
+    if (out + row < D) y[i64(t) * D + out + row] = narrow(sum_partials<WARPS, PARTIAL>(partials, t * OUTS + row));
   }
 }

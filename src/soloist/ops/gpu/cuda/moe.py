@@ -8,7 +8,21 @@ import numpy as np
 import torch
 
 from soloist.ops.gpu import moe as triton_moe
-from soloist.ops.gpu.cuda.linear import CHUNK, OUTS, ROWS, WARPS, lies_well, pieces, suits
+from soloist.ops.gpu.cuda.linear import (
+    MOST_SHARED,
+    OUTS,
+    ROWS,
+    THREADS,
+    WARPS,
+    fits,
+    lies_well,
+    row_bytes,
+    slot_bytes,
+    slots,
+    suits,
+    sums_bytes,
+    tile_rows,
+)
 from soloist.ops.gpu.cuda.program import Kernel, kernel
 from soloist.ops.gpu.launch import next_power_of_2, num_sms
 from soloist.ops.moe import RoutedExperts, Routing, SharedExpert, moe
@@ -16,7 +30,8 @@ from soloist.ops.norm_linear import Norm
 
 LOGITS = 8
 MOST_EXPERTS = 1024
-RING_BYTES = 163840
+SHARED_RING, UP_RING, DOWN_RING = 52 * 1024, 70 * 1024, 116 * 1024
+"""Bytes of weights on their way: each kernel with the next one fits a multiprocessor."""
 
 
 def choice_suits(routing: Routing) -> bool:
@@ -35,7 +50,7 @@ def all_suit(residual: torch.Tensor, routing: Routing, experts: RoutedExperts, s
     held, D, F = experts.down.shape
     alike = shared is None or (isinstance(shared.down, torch.Tensor) and shared.down.shape[1] == F)
     return (
-        suits(residual, routing_rows(experts)) and suits(residual, experts.down.view(-1, F)) and D % OUTS == 0 and alike
+        suits(residual, routing_rows(experts)) and fits(D) and suits(residual, experts.down.view(-1, F)) and alike
         and held == routing.weight.shape[0] and choice_suits(routing) and routing.weight.is_contiguous()
     )  # fmt: skip
 
@@ -62,39 +77,38 @@ def _moe(
     logits, scales = new(T, E, dtype=torch.float32), new(T, dtype=torch.float32)
     stream, y, shared_h = torch.empty_like(residual), torch.empty_like(residual), residual.new_empty(T, F)
     h = residual.new_empty(min(E, T * routing.top_k), T, F)
-    halves = -(-T // ROWS)
-    sums = WARPS * halves * ROWS * (2 * OUTS + 1) * 4 + halves * ROWS * 4
-    row, most, ring = (D + CHUNK) * 2, halves * ROWS, ring_bytes(F) + sums + halves * ROWS * E * 4
-    entry = partial(entries, routing, D, F, shared is not None, halves, device)
-    limit = np.float32(0.0 if shared is None else shared.limit)
-    entry("router", sums + 2 * most * row)(
-        (-(-E // LOGITS) + (F // 8 if shared else 0),), WARPS * 32, sums + 2 * T * row, residual, branch, norm[0], routing.weight,
-        None if shared is None else shared.gate_up, stream, scales, logits, shared_h, np.int32(T), np.float32(norm[1]), limit,
+    halves, sms = -(-T // ROWS), num_sms(device)
+    down_rows = tile_rows(D, sms)
+    entry = partial(entries, routing, D, F, shared is not None, halves, down_rows, device)
+    limit, count = np.float32(0.0 if shared is None else shared.limit), np.int32(T)
+    x_bytes = sums_bytes(halves) + halves * ROWS * 4 + T * row_bytes(D)
+    depth = slots(OUTS, x_bytes, SHARED_RING)
+    entry("router")(
+        (-(-E // LOGITS) + (F // 8 if shared else 0),), THREADS, depth * slot_bytes(OUTS) + x_bytes, residual, branch, norm[0],
+        routing.weight, None if shared is None else shared.gate_up, stream, scales, logits, shared_h, np.int32(depth), count,
+        np.float32(norm[1]), limit,
     )  # fmt: skip
-    entry("up", sums + most * row)(
-        (min(F // 8 * routing.top_k, num_sms(device)),), WARPS * 32, sums + T * row, stream, norm[0], scales, logits,
-        routing.bias, rows, experts.gate_up, h, np.int32(T), np.float32(experts.limit),
+    depth = slots(OUTS, x_bytes, UP_RING)
+    entry("up")(
+        (min(F // 8 * routing.top_k, sms),), THREADS, depth * slot_bytes(OUTS) + x_bytes, stream, norm[0], scales, logits,
+        routing.bias, rows, experts.gate_up, h, np.int32(depth), count, np.float32(experts.limit),
     )  # fmt: skip
-    entry("down", ring)(
-        (D // OUTS,), WARPS * 32, ring, logits, routing.bias, rows, experts.down, h,
-        None if shared is None else shared.down, shared_h, y, np.int32(T),
+    own_bytes = WARPS * halves * ROWS * OUTS * 4 + halves * ROWS * E * 4
+    depth = slots(down_rows, own_bytes, DOWN_RING)
+    entry("down")(
+        (-(-D // down_rows),), THREADS, depth * slot_bytes(down_rows) + own_bytes, logits, routing.bias, rows, experts.down, h,
+        None if shared is None else shared.down, shared_h, y, np.int32(depth), count,
     )  # fmt: skip
     return y, stream
 
 
-def ring_bytes(F: int) -> int:
-    """Shared memory for the down weights on their way, as SLOTS in moe.cu."""
-    slot = WARPS * -(-F // CHUNK // WARPS) * 2 * 32 * 16
-    return slot * min(10, RING_BYTES // slot)
-
-
 def entries(
-    routing: Routing, D: int, F: int, shared: bool, halves: int, device: torch.device, name: str, shared_bytes: int
+    routing: Routing, D: int, F: int, shared: bool, halves: int, down_rows: int, device: torch.device, name: str
 ) -> Kernel:
     """One of the three kernels for these sizes."""
     return kernel(
-        "moe", name, shared_bytes, device, D=D, F=F, E=routing.weight.shape[0], GROUPS=routing.num_groups,
+        "moe", name, MOST_SHARED, device, D=D, F=F, E=routing.weight.shape[0], GROUPS=routing.num_groups,
         TOP_GROUPS=routing.top_groups, TOP_K=routing.top_k, SIGMOID=routing.score == "sigmoid",
         HAS_BIAS=routing.bias is not None, NORMALISE=routing.normalise, SCALING=float(routing.scaling), SHARED=shared,
-        WIDE_ROUTER=routing.weight.dtype == torch.float32, HALVES=halves, **pieces(D, WARPS, halves, 2),
+        WIDE_ROUTER=routing.weight.dtype == torch.float32, HALVES=halves, DOWN_ROWS=down_rows,
     )  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from soloist.ops.gpu.launch import has_pdl
+from soloist.ops.gpu.launch import divide_memory, has_pdl
 
 HERE = Path(__file__).parent
 Define = int | float | bool
@@ -28,15 +29,15 @@ Define = int | float | bool
 
 @cache
 def is_available(device: torch.device) -> bool:
-    """Whether kernels can be compiled for the device: bf16 products came with compute capability 8.0."""
+    """Whether kernels can be compiled for the device: the copy engine and clusters came with compute capability 9.0."""
     if device.type != "cuda" or find_spec("cuda") is None or find_spec("cuda.bindings") is None:
         return False
-    return torch.cuda.get_device_capability(device) >= (8, 0)
+    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def source_of(name: str) -> str:
-    """The text of `<name>.cu` behind what all kernels share."""
-    return (HERE / "common.cuh").read_text() + (HERE / f"{name}.cu").read_text()
+    """The text of `<name>.cu`, headers of this folder put where they are included."""
+    return re.sub(r'#include "(\w+\.cuh)"\n', lambda found: (HERE / found[1]).read_text(), (HERE / f"{name}.cu").read_text())
 
 
 def defines_text(defines: dict[str, Define]) -> str:
@@ -96,6 +97,7 @@ def kernel(source: str, entry: str, shared_bytes: int, device: torch.device, **d
         function = checked(driver.cuModuleGetFunction(module, entry.encode()))
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         checked(driver.cuFuncSetAttribute(function, attribute, shared_bytes))
+        divide_memory(int(function))
     return Kernel(function, device)
 
 
