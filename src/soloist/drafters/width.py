@@ -247,14 +247,18 @@ class AutoWidth:
         return self.costs.at_most(width) / self.costs[0] - 1
 
     def _best(self, sure: int) -> int:
-        costs, saved = self.costs.table(self.widths[-1]), self.savings.share if self._trims else 0.0
         forecasts = (not sure and self._forecasts) or [self._tokens(self._confidence, sure)]
-        best, most = 0, HYSTERESIS if self._last == 0 else 1.0
-        for width in self.widths:
+        most = HYSTERESIS if self._last == 0 else 1.0
+        needed = most / HYSTERESIS * len(forecasts)  # no round is cheaper than a plain one
+        widths = [w for w in self.widths if sum(t[w] for t in forecasts) > needed and self._risk(w) <= self.credit]
+        if not widths:
+            return 0  # at once: that plain decoding costs no more than without a drafter hangs on this
+        costs, saved, best = self.costs.table(widths[-1]), self.savings.share if self._trims else 0.0, 0
+        for width in widths:
             spent = [costs[width] - saved * (costs[width] - costs[w]) for w in range(width + 1)]
             rates = [max(map(truediv, tokens, spent)) for tokens in forecasts]
             value = costs[0] * sum(rates) / len(rates) * (HYSTERESIS if width == self._last else 1.0)
-            if value > most and self._risk(width) <= self.credit:
+            if value > most:
                 best, most = width, value
         return best
 
