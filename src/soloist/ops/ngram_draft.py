@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from soloist.ops.cases import case
@@ -41,27 +40,3 @@ def ngram_draft(
     matched = (length + torch.arange(width, device=length.device)).clamp_max(longest)
     chances.copy_(torch.where(length > 1, table[matched], 0.0))
     return length
-
-
-@ngram_draft.impl("narrowing", on="cpu")
-def _narrowing(
-    history: torch.Tensor,
-    start: torch.Tensor,
-    n: torch.Tensor,
-    table: torch.Tensor,
-    tokens: torch.Tensor,
-    chances: torch.Tensor,
-) -> torch.Tensor:
-    """Here nothing waits for a number, so only places that matched so far are looked at again. The reference's forty small
-    ops on all places cost a hundredth of a small model's plain round, in every round, also where nothing is drafted.
-    """
-    text, end, longest, width = history.numpy(), int(start) + int(n), table.shape[0] - 1, tokens.shape[0]
-    places, length, source = np.flatnonzero(text[:end] == text[end]), 0, end - 1
-    while places.size and length < longest:
-        length, source = length + 1, int(places[-1])
-        places = places[places >= length]
-        places = places[text[places - length] == text[max(end - length, 0)]]
-    steps = np.arange(width)
-    np.take(text, source + 1 + steps % (end - source), mode="clip", out=tokens.numpy())
-    chances.numpy()[:] = table.numpy()[np.minimum(length + steps, longest)] if length > 1 else 0.0
-    return torch.tensor([length])
