@@ -194,7 +194,7 @@ def test_a_run_comes_back_from_its_files_as_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content, said", [
-    ("", "is not JSON"), ("[]", "is not a benchmark run"), ('{"schema_version": 99}', "schema version 99"),
+    ("", "is not valid JSON"), ("[]", "is not a benchmark run"), ('{"schema_version": 99}', "schema version 99"),
     ('{"schema_version": 1}', "soloist is missing"),
 ])  # fmt: skip
 def test_files_that_are_no_runs_are_refused_in_a_sentence(tmp_path: Path, content: str, said: str) -> None:

@@ -11,13 +11,15 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import TracebackType
 from typing import TextIO
 
 from soloist.bench.conclude import conclude
 from soloist.bench.decode import from_dict
 from soloist.bench.records import READABLE, Block, RequestRecord, RunFile, draft_path
 from soloist.errors import UserError
+from soloist.weights.json_file import read_json
+
+WRITTEN = "give a file that `soloist bench run --output` wrote"
 
 
 def rounds_path(path: Path) -> Path:
@@ -46,21 +48,16 @@ class Journal:
         self._path, self._count = rounds_path(output), 0
         self._file: TextIO | None = None
 
-    def __enter__(self) -> Journal:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._file is not None:
-            self._file.close()
-
     def add(self, record: RequestRecord) -> None:
         """The next request. It is with the operating system when this returns."""
         self._file = self._file or self._path.open("w")
         self._file.write("".join(request_lines(self._count, record)))
         self._file.flush()
         self._count += 1
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
 
 
 def request_lines(number: int, record: RequestRecord) -> Iterator[str]:
@@ -71,14 +68,9 @@ def request_lines(number: int, record: RequestRecord) -> Iterator[str]:
 
 def read_run(path: Path) -> RunFile:
     """Raises: UserError for a file that cannot be read, is not a run, or is of another schema version."""
-    try:
-        content = json.loads(path.read_text())
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise UserError(f"{path}: is not JSON ({error}); give a file that `soloist bench run --output` wrote") from error
+    content = read_json(path, WRITTEN)
     if not isinstance(content, dict) or "schema_version" not in content:
-        raise UserError(f"{path}: is not a benchmark run; give a file that `soloist bench run --output` wrote")
+        raise UserError(f"{path}: is not a benchmark run; {WRITTEN}")
     if content["schema_version"] not in READABLE:
         known = " and ".join(map(str, READABLE))
         raise UserError(f"{path}: has schema version {content['schema_version']}, this soloist reads {known}; run the card again")

@@ -12,6 +12,7 @@ import itertools
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -71,7 +72,7 @@ def run(bench: Bench, output: Path, command: str = "", progress: bool = False) -
     def result(partial: bool) -> RunFile:
         return _run_file(bench, results, command, started, time.perf_counter() - begun, read_rate, partial)
 
-    with Conditions(bench.gpus) as conditions, Journal(output) as journal:
+    with Conditions(bench.gpus) as conditions, closing(Journal(output)) as journal:
         results.conditions.append(conditions.read())
         ended = False
         try:

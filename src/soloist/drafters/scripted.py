@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
@@ -12,6 +11,7 @@ from soloist.errors import UserError
 from soloist.models.decoder import Decoder, Output
 from soloist.state.buffers import Buffers
 from soloist.state.sequence import Sequence, Window
+from soloist.weights.json_file import read_json
 
 FORMAT = '{"script": [ids...]}'
 
@@ -55,12 +55,7 @@ class ScriptedDrafter:
 
 def read_script(path: Path, vocab_size: int, width: int) -> ScriptedDrafter:
     """Raises: UserError for a file that cannot be read, is not of the FORMAT, or holds ids outside the vocabulary."""
-    try:
-        content = json.loads(path.read_text())
-    except OSError as error:
-        raise UserError(f"drafter_path={str(path)!r} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise UserError(f"drafter_path={str(path)!r} is not JSON ({error}); it must be {FORMAT}") from error
+    content = read_json(path, f"it must be {FORMAT}", f"drafter_path={str(path)!r}")
     if not isinstance(content, dict) or set(content) != {"script"} or not isinstance(content["script"], list):
         raise UserError(f"drafter_path={str(path)!r} must hold one object {FORMAT} and nothing else")
     script = content["script"]

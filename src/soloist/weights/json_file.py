@@ -1,4 +1,4 @@
-"""Small JSON files of a checkpoint, with one clear line for every way in which they can be unusable."""
+"""Small JSON files, with one clear line for every way in which they can be unusable."""
 
 from __future__ import annotations
 
@@ -11,32 +11,45 @@ from soloist.errors import UserError
 LFS_POINTER = b"version https://git-lfs"
 """How a file begins that git-lfs has not fetched yet."""
 
+DOWNLOAD = "download it again"
+"""What to do about a broken file of a checkpoint."""
+
 LFS_ADVICE = "is a Git LFS pointer, not the file itself; run `git lfs pull` in the folder"
 
 
-def read_text(path: Path) -> str:
-    """Raises: UserError for what is not readable UTF-8, and for a Git LFS pointer."""
+def read_text(path: Path, advice: str = DOWNLOAD, name: str = "") -> str:
+    """name: what an error calls the file, by default its path; advice: what to do about one whose content is wrong.
+
+    Raises: UserError for what is not readable UTF-8, and for a Git LFS pointer.
+    """
+    name = name or str(path)
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+        raise UserError(f"{name}: cannot be read ({error.strerror})") from error
     if data.startswith(LFS_POINTER):
-        raise UserError(f"{path}: {LFS_ADVICE}")
+        raise UserError(f"{name}: {LFS_ADVICE}")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: is not UTF-8 text (byte {error.start}); download it again") from error
+        raise UserError(f"{name}: is not UTF-8 text (byte {error.start}); {advice}") from error
+
+
+def read_json(path: Path, advice: str = DOWNLOAD, name: str = "") -> Any:
+    """What a file holds, arguments as in read_text.   Raises: UserError for what is not JSON."""
+    text, name = read_text(path, advice, name), name or str(path)
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}"
+        raise UserError(f"{name}: is not valid JSON ({error.msg}, {place}); {advice}") from error
+    except RecursionError as error:
+        raise UserError(f"{name}: is nested too deeply; {advice}") from error
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file.   Raises: UserError for anything else."""
-    try:
-        value = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        place = f"line {error.lineno}, column {error.colno}"
-        raise UserError(f"{path}: is not valid JSON ({error.msg}, {place}); download it again") from error
-    except RecursionError as error:
-        raise UserError(f"{path}: is nested too deeply to be a model's settings; download it again") from error
+    """The JSON object in a file of a checkpoint.   Raises: UserError for anything else."""
+    value = read_json(path)
     if not isinstance(value, dict):
         raise UserError(f"{path}: holds a {type(value).__name__} where a JSON object is needed")
     return value

@@ -1,12 +1,12 @@
-// What the kernels share: bf16 arithmetic, streamed loads, programmatic dependent launch, and the skinny product.
+// What the kernels share: bf16 arithmetic, streamed loads, programmatic dependent launch, and the step of a skinny product.
 //
 // Compiled without contraction: a multiplication and an addition are one instruction where `fmaf` stands, and nowhere else.
 // The compiler would decide anew in every copy of an unrolled loop, and a row's bits would depend on which copy serves it.
 //
-// The product: a block owns 16 outputs, its warps share the inputs out, each a run of chunks of 32 columns. Lane (g, q) of
-// a warp, g = lane / 4 and q = lane % 4, holds columns 8q .. 8q + 7 of weight rows g and g + 8, 16 bytes each, just as
-// they lie in memory. mma.m16n8k16 wants other columns in these registers; as the inputs are taken in the same
-// order, the sum is the same. Its 8 columns are window rows, so eight rows cost what one costs, and none sees another.
+// The step: 16 weight rows times 32 columns, by a warp. Lane (g, q), g = lane / 4 and q = lane % 4, holds columns 8q .. 8q + 7
+// of weight rows g and g + 8, 16 bytes each, just as they lie in memory. mma.m16n8k16 wants other columns in these registers;
+// as the inputs are taken in the same order, the sum is the same. Its 8 columns are window rows, so eight rows cost what one
+// costs, and none sees another.
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -92,69 +92,6 @@ DEVICE void multiply(float (&acc)[2][4], uint4 w0, uint4 w1, uint4 x) {
   mma(acc[1], w0.z, w1.z, w0.w, w1.w, x.z, x.w);
 }
 
-// Chunks first .. first + Count - 1 of two weight rows; zeros beyond the last chunk and for rows that are not there (null).
-template <int Count>
-DEVICE void load_chunks(uint4 (&w)[Count][2], const u16* row0, const u16* row1, int first, int chunks) {
-#pragma unroll
-  for (int j = 0; j < Count; j++) {
-    const int column = (first + j) * 32 + (threadIdx.x & 3) * 8;
-    const bool inside = first + j < chunks;
-    w[j][0] = inside && row0 ? stream16(row0 + column) : make_uint4(0, 0, 0, 0);
-    w[j][1] = inside && row1 ? stream16(row1 + column) : make_uint4(0, 0, 0, 0);
-  }
-}
-
-// The warp's part of a tile into partial [window rows][16 outputs].
-template <int Halves>
-DEVICE void store_partial(float* partial, const float (&acc)[Halves][2][4]) {
-  const int g = (threadIdx.x & 31) >> 2, q = threadIdx.x & 3;
-#pragma unroll
-  for (int half = 0; half < Halves; half++) {
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const int t = half * ROWS + 2 * q + (i & 1), out = g + (i >> 1) * 8;
-      partial[t * OUTS + out] = acc[half][0][i] + acc[half][1][i];
-    }
-  }
-}
-
-template <int Warps, int Stride>
-DEVICE float sum_partials(const float* partials, int at) {
-  float sum = 0.f;
-#pragma unroll
-  for (int w = 0; w < Warps; w++) sum += partials[w * Stride + at];
-  return sum;
-}
-
-// SiLU(gate) * up, both held below `limit` where it is positive.
-DEVICE float swiglu(float gate, float up, float limit) {
-  gate *= sigmoid(gate);
-  if (limit > 0.f) {
-    gate = fminf(gate, limit);
-    up = fminf(fmaxf(up, -limit), limit);
-  }
-  return gate * up;
-}
-
-// 8 values of the residual stream after the branch, rounded as they are stored.
-DEVICE uint4 add8(uint4 a, uint4 b) {
-  return make_uint4(pack(low(a.x) + low(b.x), high(a.x) + high(b.x)), pack(low(a.y) + low(b.y), high(a.y) + high(b.y)),
-                    pack(low(a.z) + low(b.z), high(a.z) + high(b.z)), pack(low(a.w) + low(b.w), high(a.w) + high(b.w)));
-}
-
-DEVICE uint4 times8(uint4 a, uint4 b) {
-  return make_uint4(pack(low(a.x) * low(b.x), high(a.x) * high(b.x)), pack(low(a.y) * low(b.y), high(a.y) * high(b.y)),
-                    pack(low(a.z) * low(b.z), high(a.z) * high(b.z)), pack(low(a.w) * low(b.w), high(a.w) * high(b.w)));
-}
-
-DEVICE float squares8(uint4 a) {
-  const u32 pairs[4] = {a.x, a.y, a.z, a.w};
-  float sum = 0.f;
-#pragma unroll
-  for (int i = 0; i < 4; i++) sum = fmaf(high(pairs[i]), high(pairs[i]), fmaf(low(pairs[i]), low(pairs[i]), sum));
-  return sum;
-}
-
 // Copies to shared memory that no register waits for. A lane may read what it copied itself after `copied`.
 DEVICE void copy16(void* to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(u32(__cvta_generic_to_shared(to))), "l"(from) : "memory");
@@ -165,22 +102,4 @@ DEVICE void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int Pending>
 DEVICE void copied() {
   asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
-}
-
-// acc += the warp's chunks times x [rows][stride], in global memory or in shared.
-template <bool Global, int Count, int Halves>
-DEVICE void multiply_chunks(float (&acc)[Halves][2][4], const uint4 (&w)[Count][2], const u16* x, i64 stride, int T, int first, int chunks) {
-  const int g = (threadIdx.x & 31) >> 2, q = threadIdx.x & 3;
-#pragma unroll
-  for (int half = 0; half < Halves; half++) {
-    const int t = half * ROWS + g;
-#pragma unroll
-    for (int j = 0; j < Count; j++) {
-      if (first + j < chunks) {
-        const u16* from = x + t * stride + (first + j) * 32 + q * 8;
-        const uint4 value = t >= T ? make_uint4(0, 0, 0, 0) : Global ? fresh16(from) : *(const uint4*)from;
-        multiply(acc[half], w[j][0], w[j][1], value);
-      }
-    }
-  }
 }

@@ -78,12 +78,21 @@ absorb(const u16* q, i64 q_row, i64 q_head, const u16* kv, i64 kv_row, const u16
   }
   const int head = blockIdx.x / CHUNKS_OF_R, lane = threadIdx.x & 31, g = lane >> 2, pair = lane & 3;
   const int first = (blockIdx.x % CHUNKS_OF_R * ABSORBING + (threadIdx.x >> 5)) * OUTS;
-  const u16* row0 = up_key + i64(head * R + first + g) * N;
+  const u16* row = up_key + i64(head * R + first + g) * N + pair * 8;
   uint4 w[N / 32][2];
-  load_chunks(w, row0, row0 + 8 * N, 0, N / 32);
+#pragma unroll
+  for (int j = 0; j < N / 32; j++) w[j][0] = stream16(row + j * 32), w[j][1] = stream16(row + 8 * N + j * 32);
   depend();
   float acc[HALVES][2][4] = {};
-  multiply_chunks<true>(acc, w, q + head * q_head, q_row, T, 0, N / 32);
+#pragma unroll
+  for (int half = 0; half < HALVES; half++) {
+    const int t = half * ROWS + g;
+#pragma unroll
+    for (int j = 0; j < N / 32; j++) {
+      const u16* from = q + head * q_head + t * q_row + j * 32 + pair * 8;
+      multiply(acc[half], w[j][0], w[j][1], t < T ? fresh16(from) : make_uint4(0, 0, 0, 0));
+    }
+  }
 #pragma unroll
   for (int half = 0; half < HALVES; half++) {
 #pragma unroll

@@ -116,6 +116,28 @@ DEVICE void multiply_piece(float (&acc)[Halves][2][4], const unsigned char* slot
   }
 }
 
+// The warp's part of a tile into partial [window rows][16 outputs].
+template <int Halves>
+DEVICE void store_partial(float* partial, const float (&acc)[Halves][2][4]) {
+  const int g = (threadIdx.x & 31) >> 2, q = threadIdx.x & 3;
+#pragma unroll
+  for (int half = 0; half < Halves; half++) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const int t = half * ROWS + 2 * q + (i & 1), out = g + (i >> 1) * 8;
+      partial[t * OUTS + out] = acc[half][0][i] + acc[half][1][i];
+    }
+  }
+}
+
+template <int Warps, int Stride>
+DEVICE float sum_partials(const float* partials, int at) {
+  float sum = 0.f;
+#pragma unroll
+  for (int w = 0; w < Warps; w++) sum += partials[w * Stride + at];
+  return sum;
+}
+
 // Tiles of up to 16 weight rows that a block makes one after the other: first, first + step, .. below `count`.
 template <int Columns, int Rows, int Halves>
 struct Tiles {
@@ -164,6 +186,25 @@ struct Tiles {
     }
   }
 };
+
+// 8 values of the residual stream after the branch, rounded as they are stored.
+DEVICE uint4 add8(uint4 a, uint4 b) {
+  return make_uint4(pack(low(a.x) + low(b.x), high(a.x) + high(b.x)), pack(low(a.y) + low(b.y), high(a.y) + high(b.y)),
+                    pack(low(a.z) + low(b.z), high(a.z) + high(b.z)), pack(low(a.w) + low(b.w), high(a.w) + high(b.w)));
+}
+
+DEVICE uint4 times8(uint4 a, uint4 b) {
+  return make_uint4(pack(low(a.x) * low(b.x), high(a.x) * high(b.x)), pack(low(a.y) * low(b.y), high(a.y) * high(b.y)),
+                    pack(low(a.z) * low(b.z), high(a.z) * high(b.z)), pack(low(a.w) * low(b.w), high(a.w) * high(b.w)));
+}
+
+DEVICE float squares8(uint4 a) {
+  const u32 pairs[4] = {a.x, a.y, a.z, a.w};
+  float sum = 0.f;
+#pragma unroll
+  for (int i = 0; i < 4; i++) sum = fmaf(high(pairs[i]), high(pairs[i]), fmaf(low(pairs[i]), low(pairs[i]), sum));
+  return sum;
+}
 
 // Rows of the residual stream enter: rows [T][stride] in shared memory, the sum with the branch, as it is stored, times the
 // norm's weight where Weighted, and the parts of its squares' sums, squares [WARPS][Squares]; a norm's scale is applied to
@@ -215,3 +256,13 @@ struct Norm {
     }
   }
 };
+
+// SiLU(gate) * up, both held below `limit` where it is positive.
+DEVICE float swiglu(float gate, float up, float limit) {
+  gate *= sigmoid(gate);
+  if (limit > 0.f) {
+    gate = fminf(gate, limit);
+    up = fminf(fmaxf(up, -limit), limit);
+  }
+  return gate * up;
+}
